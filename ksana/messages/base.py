@@ -1,0 +1,25 @@
+"""The two kinds of struct that messages are made of."""
+
+from __future__ import annotations
+
+import msgspec
+
+RequestId = int
+"""Unique within one engine's lifetime and increasing in the order of arrival."""
+
+StepId = int
+"""Steps are numbered from 1 within one engine's lifetime; a worker restart does not reset them."""
+
+PoolEpoch = int
+"""Counts worker starts. KV written in one epoch means nothing in another."""
+
+SCHEMA_VERSION = 1
+"""Version of everything in `ksana.messages`; a header frame carries it."""
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A part of a message: ids, numbers, text and tuples of them; never a live object."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """What one actor says to another. The class name is the tag on the wire."""

@@ -1,0 +1,75 @@
+"""How a pure core becomes an actor.
+
+A core is a synchronous object: it is given the time and the messages that arrived, and returns what is
+to be said to whom. It never waits, reads a clock or knows a channel. One *activation* is one call of
+`handle`; with equal activations a core says equal things, which is what makes journals replayable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import trio
+
+from ksana.messages.base import Message
+from ksana.runtime.clock import now_s
+from ksana.runtime.mailbox import Mailbox
+
+Address = Literal[
+    "producer",
+    "tokenizer",
+    "scheduler",
+    "block_allocator",
+    "swa_cache_manager",
+    "executor",
+    "remote_cache_loader",
+    "kv_transfer",
+]
+"""The actors that can be spoken to; `producer` means the slot of the request the message names."""
+
+Said = tuple[Address, Message]
+
+
+class Core(Protocol):
+    """The part of an actor that decides."""
+
+    def handle(self, now_s: float, messages: Sequence[Message]) -> Iterable[Said]:
+        """One activation. `messages` is empty when only a timer fired."""
+        ...
+
+    def next_timer_s(self) -> float | None:
+        """When to be activated even if nothing arrives (clock time), or None."""
+        ...
+
+
+Post = Callable[[Message], None]
+Tap = Callable[[Address, float, Sequence[Message], Sequence[Said]], None]
+"""Told of every activation after it: actor, time, messages in, messages out."""
+
+
+async def run_actor(
+    name: Address,
+    core: Core,
+    mailbox: Mailbox[Message],
+    post: Mapping[Address, Post],
+    tap: Tap | None = None,
+) -> None:
+    """Activate `core` whenever messages arrive or its timer fires, and deliver what it says.
+
+    Ends when the mailbox is closed and empty. Exceptions of the core come out: the supervisor's matter.
+    """
+    while True:
+        timer = core.next_timer_s()
+        messages: list[Message] = []
+        try:
+            with trio.move_on_at(timer) if timer is not None else trio.CancelScope():
+                messages = await mailbox.drain()
+        except trio.EndOfChannel:
+            return
+        now = now_s()
+        said = list(core.handle(now, messages))
+        if tap is not None:
+            tap(name, now, messages, said)
+        for address, message in said:
+            post[address](message)
