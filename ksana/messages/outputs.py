@@ -27,7 +27,7 @@ class Failed(Value, tag=True):
 
     status: int
     message: str
-    type: str = "server_error"
+    error_type: str = "server_error"
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
