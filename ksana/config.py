@@ -7,10 +7,14 @@ reading; this module only says what exists, with its unit, its default and its b
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from ksana.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -40,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     generation_config: Annotated[
         Literal["ignore", "model"],
         Meta(
-            description="Whether the model's generation_config.json changes sampling defaults; logged at start"
+            description="Whether the model's generation_config.json sets sampling defaults; logged at start"
         ),
     ] = "ignore"
 
@@ -79,23 +83,101 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 1800
 
     # Serving
-    host: str = "127.0.0.1"
+    host: Annotated[str, Meta(description="Address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0 picks a free one")] = 8000
     api_key: Annotated[
-        str | None, Meta(description="Bearer token that every route but /health and /ready asks for")
+        str | None,
+        Meta(
+            description="Bearer token that every route but /health and /ready asks for; "
+            "a command line is seen by others on the machine, so prefer KSANA_API_KEY or --api-key-file"
+        ),
     ] = None
     api_key_file: Annotated[str | None, Meta(description="File that holds the API key, one per line")] = None
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="Origins for CORS, comma separated; * for all")
     ] = ()
-    max_body_bytes: Annotated[Positive, Meta(description="Largest request body")] = 8 << 20
+    max_body_bytes: Annotated[Positive, Meta(description="Largest request body, such as 8MiB")] = 8 << 20
     request_timeout: Annotated[Positive, Meta(description="Seconds until a request fails with 504")] = 3600
     drain_timeout: Annotated[int, Meta(ge=0, description="Seconds running requests get after SIGTERM")] = 30
     stall_timeout: Annotated[
         Positive, Meta(description="Seconds without progress, with work to do, until /health fails")
     ] = 120
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="What is worth a line on stderr")
+    ] = "info"
 
+
+GROUPS = {
+    "model": "The model",
+    "max_num_seqs": "Batching",
+    "block_size": "KV cache",
+    "num_threads": "Computing",
+    "host": "Serving",
+}
+"""First field of each group, and what `--help` calls the group."""
 
 SECRET_FIELDS = frozenset({"api_key"})
 """Never printed or logged."""
+
+BYTE_FIELDS = frozenset({"kv_cache_memory", "max_body_bytes"})
+"""Settings that may be written as `2GiB`; see `parse_bytes`."""
+
+NOT_SETTINGS = frozenset({"KSANA_KERNELS", "KSANA_TEST_STRICT"})
+"""KSANA_ variables that are not settings of a server: how kernels are built, how tests treat skips."""
+
+MAX_KEY_FILE_BYTES = 64 << 10
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_BYTES = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))? ?(?:([kmgt])(i?))?b?", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes that `text` stands for: `4096`, `512MiB`, `1.5GiB` (powers of 1024), `2GB` (powers of 1000).
+
+    A bare unit letter (`2G`) is a power of 1024, as for most programs with a memory option. A fraction
+    of a byte is dropped. Raises ValueError that says what is accepted.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a size in bytes, such as 4096, 512MiB or 1.5GiB")
+    whole, fraction, unit, binary = match[1], match[2] or "", (match[3] or "").lower(), match[4]
+    decimal = unit != "" and not binary and text.strip()[-1] in "bB"
+    factor: int = (1000 if decimal else 1024) ** _UNITS[unit]
+    return int(whole + fraction) * factor // int(10 ** len(fraction))
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The size for people, in the largest binary unit that keeps it at 1 or more: `1.50 GiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    power = min((num_bytes.bit_length() - 1) // 10, 4)
+    size = num_bytes / 1024**power
+    return f"{size:.{2 if size < 10 else 1 if size < 100 else 0}f} {' KMGT'[power]}iB"
+
+
+def read_api_keys(settings: Settings) -> tuple[str, ...]:
+    """The keys a client may show: `api_key` and the lines of `api_key_file`. Empty: no key is asked for.
+
+    Raises ConfigError for a file that cannot be read, holds no key, or a key no HTTP header can carry.
+    A key never appears in the text of an error.
+    """
+    keys = [] if settings.api_key is None else [settings.api_key]
+    if settings.api_key_file is not None:
+        path = Path(settings.api_key_file)
+        try:
+            with path.open("rb") as file:
+                raw = file.read(MAX_KEY_FILE_BYTES + 1)
+            if len(raw) > MAX_KEY_FILE_BYTES:
+                raise ConfigError(f"API key file {path} is larger than {MAX_KEY_FILE_BYTES} bytes")
+            lines = [line.strip() for line in raw.decode("utf-8").splitlines()]
+        except OSError as error:
+            raise ConfigError(f"API key file {path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"API key file {path} is not text") from None
+        if not any(lines):
+            raise ConfigError(f"API key file {path} holds no key; put one on a line")
+        keys += [line for line in lines if line]
+    for key in keys:
+        if not key or not all("!" <= letter <= "~" for letter in key):
+            raise ConfigError("an API key is empty or has spaces or letters that a header cannot carry")
+    return tuple(dict.fromkeys(keys))
