@@ -1,11 +1,14 @@
 """Where outputs wait for their producer: one slot per request, never making the sender wait.
 
 Slots also bound the engine: a producer opens one before it says anything, and when none is left it is
-told 429 at once. So every queue behind (tokenizer, scheduler) is bounded by the number of slots.
+told 429 at once. A slot counts until its producer has left *and* the request has ended, so every queue
+behind (tokenizer, scheduler) is bounded by the number of slots.
 A slot's own content is bounded because deltas not yet taken are joined, and tokens end at max_tokens.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import trio
 
@@ -15,61 +18,85 @@ from ksana.messages.outputs import Ended, OutputEvent, PromptAccepted, TextDelta
 
 
 class Slot:
-    """The waiting output of one request, for one reader."""
+    """The waiting output of one request, for one reader. `put` and `take` cost O(events put)."""
 
     def __init__(self, request_id: RequestId) -> None:
         self.request_id = request_id
+        self.ended = False
         self._events: list[OutputEvent] = []
         self._wakeup = trio.Event()
-        self.ended = False
 
     def put(self, event: OutputEvent) -> None:
-        last = self._events[-1] if self._events else None
-        if (
-            isinstance(event, TextDelta)
-            and isinstance(last, TextDelta)
-            and last.choice_index == event.choice_index
-        ):
-            self._events[-1] = TextDelta(
-                request_id=event.request_id,
-                text=last.text + event.text,
-                token_ids=last.token_ids + event.token_ids,
-                choice_index=event.choice_index,
-            )
-        else:
-            self._events.append(event)
+        self._events.append(event)
         self.ended = self.ended or isinstance(event, Ended)
         self._wakeup.set()
 
     async def take(self) -> list[OutputEvent]:
-        """Wait until there is something, then return all of it (never empty). `Ended` is the last ever."""
+        """Wait until there is something, then return all of it (never empty), neighbouring deltas joined.
+
+        `Ended` is the last event ever.
+        """
         while not self._events:
             self._wakeup = trio.Event()
             await self._wakeup.wait()
         events, self._events = self._events, []
-        return events
+        return join_deltas(events)
+
+
+def join_deltas(events: Iterable[OutputEvent]) -> list[OutputEvent]:
+    """The same events with runs of text deltas of one choice made into one delta each."""
+    joined: list[OutputEvent] = []
+    run: list[TextDelta] = []
+    for event in events:
+        if isinstance(event, TextDelta):
+            if run and run[0].choice_index != event.choice_index:
+                joined.append(_join_run(run))
+                run = []
+            run.append(event)
+        else:
+            if run:
+                joined.append(_join_run(run))
+                run = []
+            joined.append(event)
+    if run:
+        joined.append(_join_run(run))
+    return joined
+
+
+def _join_run(run: list[TextDelta]) -> TextDelta:
+    if len(run) == 1:
+        return run[0]
+    return TextDelta(
+        request_id=run[0].request_id,
+        text="".join(delta.text for delta in run),
+        token_ids=tuple(token_id for delta in run for token_id in delta.token_ids),
+        choice_index=run[0].choice_index,
+    )
 
 
 class Slots:
-    """All open slots of an engine.
+    """All slots of an engine.
 
-    Invariants: at most `capacity` slots; request ids are given out in increasing order, never twice.
+    Invariants: at most `capacity` slots are open or waiting for the ending of a request whose producer
+    left; request ids are given out in increasing order, never twice.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.num_late_events = 0
-        """Events for a slot already closed: its producer left. Normal, counted."""
+        """Events for a slot whose producer left. Normal, counted."""
         self.num_refused = 0
-        self._slots: dict[RequestId, Slot] = {}
+        self._open: dict[RequestId, Slot] = {}
+        self._left: set[RequestId] = set()
+        """Requests whose producer left before they ended."""
         self._next_id: RequestId = 1
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._open) + len(self._left)
 
     def open(self) -> Slot:
         """Take a slot. Raises ServiceError 429 when all are taken."""
-        if len(self._slots) >= self.capacity:
+        if len(self) >= self.capacity:
             self.num_refused += 1
             raise ServiceError(
                 f"{self.capacity} requests are running or waiting, and no more are queued; try again later",
@@ -80,18 +107,34 @@ class Slots:
             )
         slot = Slot(self._next_id)
         self._next_id += 1
-        self._slots[slot.request_id] = slot
+        self._open[slot.request_id] = slot
         return slot
 
     def close(self, slot: Slot) -> None:
-        """Give the slot back. What still comes for it is dropped and counted. Closing twice is allowed."""
-        self._slots.pop(slot.request_id, None)
+        """The producer leaves. What still comes for the slot is dropped and counted, and until `Ended`
+        comes it counts against the capacity. Closing twice is allowed."""
+        if self._open.pop(slot.request_id, None) is not None and not slot.ended:
+            self._left.add(slot.request_id)
+
+    def discard(self, slot: Slot) -> None:
+        """Give back a slot whose request nobody was ever told of."""
+        self._open.pop(slot.request_id, None)
 
     def post(self, message: Message) -> None:
         """Deliver an output event to the slot of its request."""
         assert isinstance(message, PromptAccepted | TextDelta | Ended)
-        slot = self._slots.get(message.request_id)
-        if slot is None:
-            self.num_late_events += 1
-        else:
-            slot.put(message)
+        slot = self._open.get(message.request_id)
+        if slot is not None:
+            if slot.ended:
+                self.num_late_events += 1
+            else:
+                slot.put(message)
+            return
+        self.num_late_events += 1
+        if isinstance(message, Ended):
+            self._left.discard(message.request_id)
+
+    def unfinished(self) -> list[RequestId]:
+        """Requests that have not ended, oldest first."""
+        going_on = {request_id for request_id, slot in self._open.items() if not slot.ended}
+        return sorted(going_on | self._left)
