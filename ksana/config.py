@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Serving
     host: Annotated[str, Meta(description="Address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="0 picks a free one")] = 8000
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 picks a free one")] = 8000
     api_key: Annotated[
         str | None,
         Meta(
@@ -150,7 +150,7 @@ def format_bytes(num_bytes: int) -> str:
     """The size for people, in the largest binary unit that keeps it at 1 or more: `1.50 GiB`."""
     if num_bytes < 1024:
         return f"{num_bytes} B"
-    power = min((num_bytes.bit_length() - 1) // 10, 4)
+    power = min(max(num_bytes.bit_length() - 1, 0) // 10, 4)
     size = num_bytes / 1024**power
     return f"{size:.{2 if size < 10 else 1 if size < 100 else 0}f} {' KMGT'[power]}iB"
 
