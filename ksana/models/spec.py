@@ -7,20 +7,21 @@ from typing import Literal
 import msgspec
 
 LayerKind = Literal["full", "sliding"]
+RopeKind = Literal["default", "linear", "llama3"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding: angle of pair i at position p is p * inv_freq[i] (see models.rope)."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "dynamic", "yarn"] = "default"
+    kind: RopeKind = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    freq_factors: tuple[float, ...] | None = None
+    """Divisors of inv_freq, one per pair, after `kind` was applied: how GGUF files carry llama3 scaling."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +43,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_local: RopeSpec | None = None
     """For sliding layers, where it differs."""
     tie_word_embeddings: bool = False
+    """The checkpoint says that the output head is the embedding (or, in GGUF, carries no head)."""
     attention_bias: bool = False
+    output_bias: bool = False
+    """Bias of the attention's output projection; `attention_bias` is that of q, k and v."""
     mlp_bias: bool = False
+    activation: Activation = "silu"
+    qk_norm: bool = False
+    """RMS norm over each head of q and k, before the rotation."""
+    post_norms: bool = False
+    """RMS norms on what attention and MLP give, before it is added to the residual."""
+    embedding_scale: float = 1.0
     layer_kinds: tuple[LayerKind, ...]
     sliding_window: int | None = None
     attention_scale: float
