@@ -1,0 +1,62 @@
+# What people type. Everything lives in .venv; the work is done by `ksana` (see `ksana --help`).
+
+# Python 3.11 to 3.13 to make .venv with; the first that is found unless given.
+PYTHON ?=
+# Where `make serve` listens, and what it serves.
+PORT ?=
+MODEL ?= smollm2-135m
+# An extra package index for PyTorch, such as the one for builds without CUDA (see README.md).
+TORCH_INDEX ?=
+# Debian packages that tests want, and the program that shows each is there: package=program.
+TEST_PACKAGES := gcc=gcc
+
+export PYTHON PORT TORCH_INDEX
+
+VENV := .venv
+RUN := $(VENV)/bin
+PIP_INSTALL := $(RUN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-slow lint bench clean
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variables:   PORT= MODEL= PYTHON= TORCH_INDEX=  (make serve PORT=9000)"
+
+serve: ## Prepare .venv and serve a small model (PORT=, MODEL=, PYTHON=)
+	@scripts/preflight.sh serve
+	@$(MAKE) --no-print-directory $(VENV)/installed
+	@exec $(RUN)/ksana serve $(MODEL) $(if $(PORT),--port $(PORT))
+
+test: $(VENV)/installed-test lint ## Check the code and run the tests but the slow ones
+	$(RUN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/installed-test ## Run the slow tests: real models, server processes
+	$(RUN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-test ## Check style, types and layers
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+
+bench: $(VENV)/installed-test ## Compare with transformers on this machine
+	$(RUN)/python -m benchmarks
+
+clean: ## Remove .venv and everything built
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps make a second call start at once; a change of pyproject.toml makes pip look again.
+$(VENV)/installed: pyproject.toml
+	@scripts/preflight.sh install
+	@test -x $(RUN)/python || $$(scripts/preflight.sh python) -m venv $(VENV)
+	$(PIP_INSTALL) --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml
+	@scripts/preflight.sh install
+	@scripts/debian_packages.sh $(TEST_PACKAGES)
+	@test -x $(RUN)/python || $$(scripts/preflight.sh python) -m venv $(VENV)
+	$(PIP_INSTALL) --quiet --editable '.[test]'
+	@touch $@ $(VENV)/installed

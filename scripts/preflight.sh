@@ -1,0 +1,130 @@
+#!/bin/sh
+# Finds out what would fail later, before anything long begins. One clear line for each thing that is missing.
+#
+#   preflight.sh python     print the Python to make .venv with
+#   preflight.sh install    can .venv be made and filled? (Python, venv, disk, which PyTorch)
+#   preflight.sh serve      can the server run? (compiler, port); also `install` while .venv is not ready
+#
+# Reads PYTHON, PORT and TORCH_INDEX (see Makefile), and KSANA_PORT and KSANA_HOST as `ksana serve` does.
+set -eu
+
+VENV=.venv
+TORCH="torch>=2.13,<2.14"
+CPU_INDEX_HINT="TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+DISK_MB=3072
+DISK_CUDA_MB=10240
+
+fail() {
+    echo "ksana: $*" >&2
+    exit 2
+}
+
+is_supported() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
+}
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        command -v "$PYTHON" >/dev/null 2>&1 || fail "there is no $PYTHON; give PYTHON= a Python 3.11 to 3.13"
+        is_supported "$PYTHON" || fail "$PYTHON is $("$PYTHON" --version 2>&1); Ksana needs Python 3.11 to 3.13"
+        echo "$PYTHON"
+        return
+    fi
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if command -v "$candidate" >/dev/null 2>&1 && is_supported "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 to 3.13 is on the PATH (python3 is $(python3 --version 2>&1 || true)); install one, or name it: PYTHON=/path/to/python3.12"
+}
+
+check_venv_module() {
+    "$1" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$1 cannot make virtual environments; on Debian and Ubuntu: apt-get install $("$1" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+}
+
+check_existing_venv() {
+    is_supported "$VENV/bin/python" ||
+        fail "$VENV does not hold a working Python 3.11 to 3.13; remove it with: make clean"
+}
+
+check_disk() {
+    free_mb=$(df -Pm . | awk 'NR == 2 {print $4}')
+    [ "$free_mb" -ge "$1" ] || fail "only $free_mb MB are free on this disk; the installation needs $1 MB"
+}
+
+check_compiler() {
+    command -v "${CC:-gcc}" >/dev/null 2>&1 ||
+        fail "there is no C compiler (${CC:-gcc}), and the kernels are compiled at the first start; on Debian and Ubuntu: apt-get install gcc libc6-dev"
+}
+
+# Is the PyTorch that pip would take one with CUDA? On Linux that is several gigabytes. The answer is "yes" only
+# when pip says so; without a network, or with a pip too old to tell, nothing is said here.
+would_take_cuda_torch() {
+    [ "$(uname -s)" = Linux ] || return 1
+    "$1" -m pip install --dry-run --quiet --no-deps --ignore-installed --report - "$TORCH" 2>/dev/null |
+        "$1" -c '
+import json, sys
+metadata = json.load(sys.stdin)["install"][0]["metadata"]
+wants = " ".join(metadata.get("requires_dist", []))
+sys.exit(not ("nvidia-" in wants or "cuda-" in wants) or "+cpu" in metadata["version"])
+' 2>/dev/null
+}
+
+check_torch() {
+    needed_mb=$DISK_MB
+    if [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null 2>&1 && would_take_cuda_torch "$1"; then
+        echo "ksana: pip is about to take a PyTorch with CUDA (several GB), and no GPU was found here." >&2
+        echo "ksana: the CPU build is far smaller: stop this with Ctrl-C and call make with $CPU_INDEX_HINT" >&2
+        needed_mb=$DISK_CUDA_MB
+    fi
+    check_disk "$needed_mb"
+}
+
+check_install() {
+    if [ -e "$VENV" ]; then
+        check_existing_venv
+        python=$VENV/bin/python
+    else
+        python=$(find_python)
+        check_venv_module "$python"
+    fi
+    "$python" -c 'import torch' 2>/dev/null || check_torch "$python"
+}
+
+check_port() {
+    port=${PORT:-${KSANA_PORT:-8000}}
+    "$1" - "${KSANA_HOST:-127.0.0.1}" "$port" <<'PYTHON' || exit 2
+import socket, sys
+host, port = sys.argv[1:]
+if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+    sys.exit(f"ksana: PORT={port} is no port; give a number from 0 to 65535")
+try:
+    socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+except OSError as error:
+    sys.exit(f"ksana: cannot listen on {host}:{port} ({error.strerror}); choose another: make serve PORT=8001")
+PYTHON
+}
+
+case "${1:-}" in
+python)
+    find_python
+    ;;
+install)
+    check_install
+    ;;
+serve)
+    check_compiler
+    if [ -e "$VENV" ]; then
+        check_existing_venv
+        check_port "$VENV/bin/python"
+    else
+        python=$(find_python)
+        check_port "$python"
+    fi
+    ;;
+*)
+    fail "usage: preflight.sh python|install|serve"
+    ;;
+esac

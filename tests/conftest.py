@@ -1,0 +1,58 @@
+"""What all tests share: a quiet environment, hypothesis profiles, skips that are counted or refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+# Before anything imports torch: its threads spin, which on a busy machine makes steps ten times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tests reach nothing but this machine, and tqdm's bars of the hub's client are no test output.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import hypothesis
+import pytest
+
+STRICT = os.environ.get("KSANA_TEST_STRICT") == "1"
+
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile("strict", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("strict" if STRICT else "default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "needs_program(program, package): skipped where the program is not installed; `package` is "
+        "Debian's name for it. With KSANA_TEST_STRICT=1 such a test fails instead.",
+    )
+    config.stash[_WANTED] = {}
+
+
+_WANTED = pytest.StashKey[dict[str, int]]()
+"""Tests skipped for want of a Debian package, by package."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs_program"):
+        program, package = marker.args
+        if shutil.which(program) is None:
+            reason = f"{program} is not installed (Debian package {package})"
+            if STRICT:
+                pytest.fail(reason, pytrace=False)
+            wanted = item.config.stash[_WANTED]
+            wanted[package] = wanted.get(package, 0) + 1
+            pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How many tests ran, and what was missing; pytest's own closing line follows."""
+    stats = terminalreporter.stats
+    num_ran = sum(len(stats.get(outcome, [])) for outcome in ("passed", "failed", "xfailed", "xpassed"))
+    terminalreporter.write_line(f"{num_ran} tests ran, {len(stats.get('skipped', []))} were skipped")
+    for package, count in sorted(config.stash[_WANTED].items()):
+        terminalreporter.write_line(f"{count} of them for want of the Debian package {package}")
