@@ -11,6 +11,7 @@ within a step.
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import Protocol
 
@@ -39,7 +40,10 @@ class OutputStream(Protocol):
         ...
 
     async def take(self) -> list[OutputEvent]:
-        """All events that are waiting, at least one: what a gateway puts into one chunk. Empty after `Ended`."""
+        """All events that are waiting, at least one: what a gateway puts into one chunk.
+
+        Empty after `Ended`.
+        """
         ...
 
     def close(self) -> None:
@@ -159,10 +163,9 @@ class SlotStream:
         if here is self._trio:
             self.close()
             return
-        try:  # collected on another thread: closing is the trio thread's business
+        with contextlib.suppress(trio.RunFinishedError):
+            # Collected on another thread: closing is the trio thread's business.
             self._trio.run_sync_soon(self.close)
-        except trio.RunFinishedError:
-            pass
 
 
 class TokenizerPort(Protocol):

@@ -53,6 +53,10 @@ class Mailbox(Generic[T]):
         self._closed = True
         self._wakeup.set()
 
+    def clear(self) -> None:
+        """Forget what is there: its receiver broke, and a new one starts afresh."""
+        self._messages.clear()
+
     async def drain(self) -> list[T]:
         """Wait until there is something, then return all of it (never empty).
 

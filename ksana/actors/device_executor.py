@@ -1,0 +1,171 @@
+"""The device executor: keeps one worker alive and speaks for it.
+
+Receives  `StepPlan` from the scheduler.
+Sends     `StepDone`, `WorkerLost` and `WorkerReady` to the scheduler.
+Owns      the backend (and so the worker) and its pool epoch.
+Never     changes or reorders plans; forwards a plan to a worker of another epoch; decides what becomes
+          of requests.
+If it fails  the generation ends: see `ksana.runtime.supervisor`; the next one begins with a new worker.
+
+A worker that dies, or that has not answered a step for `step_timeout_s`, is replaced at once. After
+`MAX_RESTARTS` restarts within `RESTARTS_WITHIN_S` without a good step in between it says
+`WorkerLost(restarting=False)` and tries again only every `SLOW_RETRY_S`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import trio
+
+from ksana.devices.backend import Backend, WorkerLostError
+from ksana.errors import ModelLoadError
+from ksana.messages.base import Message, PoolEpoch
+from ksana.messages.status import WorkerState
+from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
+from ksana.runtime.actor import Post, Said, Tap
+from ksana.runtime.clock import now_s
+from ksana.runtime.mailbox import Mailbox
+from ksana.runtime.restarts import RestartLimiter
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+RESTARTS_WITHIN_S = 60.0
+SLOW_RETRY_S = 30.0
+
+
+class DeviceExecutor:
+    """Outlives generations of actors, as its epoch must never repeat; `run` is one generation's task."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        mailbox: Mailbox[Message],
+        *,
+        scheduler: Post,
+        step_timeout_s: float,
+        tap: Tap | None = None,
+    ) -> None:
+        self.epoch: PoolEpoch = 0
+        self.state: WorkerState = "stopped"
+        self.num_restarts = 0
+        self._backend = backend
+        self._mailbox = mailbox
+        self._scheduler = scheduler
+        self._step_timeout_s = step_timeout_s
+        self._tap = tap
+        self._limiter = RestartLimiter(MAX_RESTARTS, RESTARTS_WITHIN_S)
+        self._in_flight = 0
+        self._answer_due = trio.CancelScope()
+
+    async def run(self) -> None:
+        """Serve until the mailbox is closed. Expects the backend to be started in `self.epoch`, or down."""
+        while True:
+            if self.state != "ready":
+                await self._restart()
+            self._say(WorkerReady(pool_epoch=self.epoch))
+            reason = await self._serve()
+            if reason is None:
+                return
+            log.error("worker of epoch %d lost: %s", self.epoch, reason)
+            await self._backend.stop()
+            self._lose(reason)
+
+    async def start_first(self) -> str:
+        """Bring up the first worker; returns what it says of its device.
+
+        Raises ModelLoadError or WorkerLostError: an engine that never worked does not retry.
+        """
+        self.epoch += 1
+        info = await self._backend.start(self.epoch)
+        self.state = "ready"
+        return info.device
+
+    async def stop(self) -> None:
+        """Stop the worker, in bounded time."""
+        self.state = "stopped"
+        await self._backend.stop()
+
+    def forget_worker(self) -> None:
+        """The actors broke: the worker's state cannot be trusted, so the next `run` replaces it."""
+        if self.state == "ready":
+            self.state = "restarting"
+
+    async def _restart(self) -> None:
+        """Bring up the next worker, however long it takes. Sets state and epoch."""
+        while True:
+            if self.state == "given_up":
+                await trio.sleep(SLOW_RETRY_S)
+            self.epoch += 1
+            self.num_restarts += 1
+            try:
+                await self._backend.start(self.epoch)
+            except (ModelLoadError, WorkerLostError) as error:
+                log.error("worker of epoch %d did not start: %s", self.epoch, error)
+                self._lose(str(error))
+            else:
+                self.state = "ready"
+                return
+
+    def _lose(self, reason: str) -> None:
+        if self.state != "given_up":
+            self.state = "restarting" if self._limiter.allow(now_s()) else "given_up"
+            if self.state == "given_up":
+                log.critical("the worker was restarted %d times without a good step", MAX_RESTARTS)
+        self._say(WorkerLost(pool_epoch=self.epoch, reason=reason, restarting=self.state == "restarting"))
+
+    async def _serve(self) -> str | None:
+        """Carry plans and answers until the worker is lost (says why) or the mailbox closes (None)."""
+        self._in_flight = 0
+        reason: str | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def forward() -> None:
+                await self._forward_plans()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(forward)
+            reason = await self._receive_answers()
+            nursery.cancel_scope.cancel()
+        return reason
+
+    async def _forward_plans(self) -> None:
+        while True:
+            try:
+                messages = await self._mailbox.drain()
+            except trio.EndOfChannel:
+                return
+            self._record(messages, ())
+            for message in messages:
+                assert isinstance(message, StepPlan)
+                if message.pool_epoch == self.epoch:
+                    if self._in_flight == 0:
+                        self._answer_due.deadline = now_s() + self._step_timeout_s
+                    self._in_flight += 1
+                    await self._backend.submit(message)
+
+    async def _receive_answers(self) -> str:
+        while True:
+            done: StepDone | None = None
+            with trio.CancelScope() as self._answer_due:
+                self._answer_due.deadline = now_s() + self._step_timeout_s if self._in_flight else math.inf
+                try:
+                    done = await self._backend.receive()
+                except WorkerLostError as error:
+                    return str(error)
+            if done is None:
+                return f"no step was done in {self._step_timeout_s:.0f} s"
+            self._in_flight -= 1
+            self._limiter.forgive()
+            self._say(done)
+
+    def _say(self, message: Message) -> None:
+        self._record((), (("scheduler", message),))
+        self._scheduler(message)
+
+    def _record(self, messages: Sequence[Message], said: Sequence[Said]) -> None:
+        if self._tap is not None:
+            self._tap("executor", now_s(), messages, said)

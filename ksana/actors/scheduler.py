@@ -1,0 +1,35 @@
+"""The scheduler's shell.
+
+Receives  `AddRequest`, `Abort` and `StopStringFound` from the tokenizer; `BlocksPlanned` from the block
+          allocator; `StepDone`, `WorkerReady` and `WorkerLost` from the device executor; its timer, for
+          deadlines.
+Sends     `PlanBlocks` and `ResetPools` to the block allocator; `StepPlan` to the device executor;
+          `StepOutputs` to the tokenizer.
+Owns      request states, queues, budgets: it alone starts and ends requests.
+Never     polls; touches block tables, pools or text; plans more than one step ahead.
+If it fails  the generation ends: see `ksana.runtime.supervisor`.
+"""
+
+from __future__ import annotations
+
+from ksana.messages.base import Message
+from ksana.runtime.actor import Address, Core, Post, Tap, run_actor
+from ksana.runtime.mailbox import Mailbox
+
+
+async def run_scheduler(
+    core: Core,
+    mailbox: Mailbox[Message],
+    *,
+    tokenizer: Post,
+    block_allocator: Post,
+    executor: Post,
+    tap: Tap | None = None,
+) -> None:
+    """Run `ksana.scheduling.scheduler.Scheduler` until its mailbox is closed."""
+    post: dict[Address, Post] = {
+        "tokenizer": tokenizer,
+        "block_allocator": block_allocator,
+        "executor": executor,
+    }
+    await run_actor("scheduler", core, mailbox, post, tap)

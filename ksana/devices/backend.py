@@ -1,0 +1,62 @@
+"""What a device executor drives: a worker behind a process boundary, in this process, or simulated."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from ksana.messages.base import PoolEpoch
+from ksana.messages.steps import StepDone, StepPlan
+
+
+class WorkerLostError(Exception):
+    """The worker is gone. What it knew (requests, KV) is lost; `start` makes a new one."""
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker must know to load the model and make its pools. Sizes in blocks and tokens."""
+
+    model_path: str
+    num_fa_blocks: int
+    num_swa_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_threads: int | None = None
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a worker says of itself when it is ready."""
+
+    device: str
+    """For people: device, kernels, threads."""
+    dtype: str = "float32"
+    kv_cache_bytes: int = 0
+    load_time_s: float = 0.0
+
+
+class Backend(Protocol):
+    """One worker at a time. `submit` and `receive` are called by two tasks; `start` and `stop` by none else.
+
+    Steps are done in the order they were submitted; more than one may be in flight.
+    """
+
+    async def start(self, epoch: PoolEpoch) -> WorkerInfo:
+        """Bring up a worker with empty pools. A worker still there is stopped before.
+
+        Raises ModelLoadError when the model cannot be loaded at all, WorkerLostError for anything else.
+        """
+        ...
+
+    async def submit(self, plan: StepPlan) -> None:
+        """Hand over a plan. A worker that is gone is not reported here but by `receive`."""
+        ...
+
+    async def receive(self) -> StepDone:
+        """Wait for the next step to be done. Raises WorkerLostError as soon as the worker is gone."""
+        ...
+
+    async def stop(self) -> None:
+        """End the worker, in bounded time, whatever it does; no process is left. May be called twice."""
+        ...

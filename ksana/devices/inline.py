@@ -1,0 +1,57 @@
+"""A worker in this very process and thread: for tests and debugging. A step blocks everything else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+from ksana.devices.backend import WorkerInfo, WorkerLostError
+from ksana.devices.worker import Runner
+from ksana.messages.base import PoolEpoch
+from ksana.messages.steps import StepDone, StepPlan
+
+
+class InlineBackend:
+    """A `Backend` that calls a runner directly. An exception of the runner is the death of the worker."""
+
+    def __init__(self, build: Callable[[], tuple[Runner, WorkerInfo]]) -> None:
+        """`build` makes a fresh runner with empty pools at every start."""
+        self._build = build
+        self._runner: Runner | None = None
+        self._plans: deque[StepPlan] = deque()
+        self._wakeup = trio.Event()
+
+    async def start(self, epoch: PoolEpoch) -> WorkerInfo:  # noqa: ARG002
+        await self.stop()
+        self._runner, info = self._build()
+        return info
+
+    async def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+        self._wakeup.set()
+        await trio.lowlevel.checkpoint()
+
+    async def receive(self) -> StepDone:
+        # First let everybody else act, as they would while a real worker computes.
+        await trio.lowlevel.checkpoint()
+        while not self._plans:
+            if self._runner is None:
+                raise WorkerLostError("the inline worker is stopped")
+            self._wakeup = trio.Event()
+            await self._wakeup.wait()
+        if self._runner is None:
+            raise WorkerLostError("the inline worker is stopped")
+        try:
+            return self._runner.run(self._plans.popleft())
+        except Exception as error:
+            self._runner = None
+            self._plans.clear()
+            raise WorkerLostError(f"the step raised {type(error).__name__}: {error}") from error
+
+    async def stop(self) -> None:
+        self._runner = None
+        self._plans.clear()
+        self._wakeup.set()
+        await trio.lowlevel.checkpoint()
