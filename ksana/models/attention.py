@@ -37,7 +37,8 @@ class Attention:
         keys, values = kv.keys[self.layer], kv.values[self.layer]
         num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
         heads = self.qkv(x).view(len(x), num_heads + 2 * num_kv_heads, self.head_dim)
-        q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+        v = heads[:, num_heads + num_kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
             q = kernels.rms_norm(q.contiguous(), self.q_norm, self.eps)
             k = kernels.rms_norm(k.contiguous(), self.k_norm, self.eps)

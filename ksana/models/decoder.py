@@ -36,7 +36,7 @@ class DecoderLayer:
         self.ffn_post_norm = reader.tensor("ffn_post_norm") if spec.post_norms else None
 
     def __call__(self, x: Tensor, residual: Tensor, batch: StepBatch, kv: KvCache) -> Tensor:
-        """x [T, hidden] normed input; adds attention to `residual` in place; returns what the MLP adds to it."""
+        """x [T, hidden], normed. Adds attention to `residual` in place; returns what the MLP adds to it."""
         x = self.attention(x, batch, kv)
         if self.attn_post_norm is not None:
             x = kernels.rms_norm(x, self.attn_post_norm, self.eps)
@@ -73,8 +73,8 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: KvCache) -> Tensor:
-        """Run one step: writes the step's keys and values into `kv` and returns logits [L, vocab] float32 of
-        the tokens in `batch.logit_indices`. Raises ValueError for shapes, slots or positions that do not fit."""
+        """Run one step: write its keys and values into `kv`, return logits [L, vocab] float32 of the tokens in
+        `batch.logit_indices`. Raises ValueError for shapes, slots or positions that do not fit."""
         residual = self.embedding.index_select(0, batch.token_ids)
         if self.spec.embedding_scale != 1.0:
             residual.mul_(self.spec.embedding_scale)

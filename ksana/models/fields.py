@@ -9,7 +9,7 @@ from typing import Any
 from ksana.errors import ModelLoadError
 
 MAX_SIZE = 1 << 24
-"""No size of a decoder (layers, heads, vocabulary, context) is larger; what claims more is broken or hostile."""
+"""No layer count, vocabulary or context of a decoder is larger; what claims more is broken or hostile."""
 
 
 class Fields:

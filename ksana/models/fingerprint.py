@@ -16,8 +16,8 @@ NUM_SAMPLES = 16
 def fingerprint(path: Path) -> str:
     """SHA-256 (hex) over the spec and, of every stored tensor, name, shape, type and a sample of its bytes.
 
-    The sample is up to 16 pieces of 256 bytes, evenly spread and including the end, so a fine-tune, which moves
-    weights everywhere, differs. Renaming the model or moving the file changes nothing.
+    The sample is up to 16 pieces of 256 bytes, evenly spread and including the end, so a fine-tune, which
+    moves weights everywhere, differs. Renaming the model or moving the file changes nothing.
     """
     checkpoint = open_checkpoint(path)
     digest = hashlib.sha256(b"ksana model fingerprint 1\n")

@@ -31,7 +31,8 @@ READABLE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _ARRAY_DTYPES = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+    10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 
 
@@ -216,7 +217,7 @@ class GgufFile:
         return strings
 
     def array_length(self, key: str) -> int | None:
-        """Number of items of an array in the metadata, without decoding it; None if there is no such array."""
+        """Number of items of an array in the metadata, not decoding it; None if there is no such array."""
         value = self._metadata.get(key)
         return value.count if isinstance(value, _ArrayPlace) else None
 
@@ -233,7 +234,8 @@ class GgufFile:
         tensor = self.tensors[name]
         if tensor.type_name not in READABLE_TYPES:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} has type {tensor.type_name}; supported: {', '.join(READABLE_TYPES)}"
+                f"{self.path}: tensor {name!r} has type {tensor.type_name}; "
+                f"supported: {', '.join(READABLE_TYPES)}"
             )
         rows = self.raw(name).reshape(*tensor.shape[:-1], -1)
         if tensor.type_name == "F32":

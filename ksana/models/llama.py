@@ -1,4 +1,7 @@
-"""Llama: SmolLM2, Llama 2 and 3, TinyLlama. Pre-norm decoder, rotary positions, SwiGLU, grouped-query attention."""
+"""Llama: SmolLM2, Llama 2 and 3, TinyLlama.
+
+A pre-norm decoder with rotary positions, SwiGLU and grouped-query attention.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ GGUF_NAMES = {
 
 
 def all_full(num_layers: int) -> tuple[LayerKind, ...]:
-    return ("full",) * num_layers
+    return tuple("full" for _ in range(num_layers))
 
 
 def spec_from_config(config: Fields) -> ModelSpec:

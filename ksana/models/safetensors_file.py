@@ -78,7 +78,8 @@ class SafetensorsFile:
             )
         if raw.dtype in ITEM_BYTES and math.prod(raw.shape) * ITEM_BYTES[raw.dtype] != end - begin:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} of {raw.dtype} and shape {list(raw.shape)} has {end - begin} bytes"
+                f"{self.path}: tensor {name!r} of {raw.dtype} and shape {list(raw.shape)} "
+                f"has {end - begin} bytes"
             )
         return SafeTensor(name, raw.shape, raw.dtype, self._start + begin, end - begin)
 
@@ -99,7 +100,8 @@ class SafetensorsFile:
             values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} has dtype {tensor.type_name}; supported: {', '.join(ITEM_BYTES)}"
+                f"{self.path}: tensor {name!r} has dtype {tensor.type_name}; "
+                f"supported: {', '.join(ITEM_BYTES)}"
             )
         return values.reshape(tensor.shape)
 
@@ -136,8 +138,8 @@ def open_directory(directory: Path) -> dict[str, SafetensorsFile]:
         return dict.fromkeys(file.tensors, file)
     if others:
         raise ModelLoadError(
-            f"{directory}: {len(others)} safetensors files ({', '.join(others[:3])}, ...) and no {INDEX_NAME} "
-            f"that says which belong together"
+            f"{directory}: {len(others)} safetensors files ({', '.join(others[:3])}, ...) and no "
+            f"{INDEX_NAME} that says which belong together"
         )
     pickled = sorted(path.name for path in directory.glob("*.bin"))
     if pickled:
