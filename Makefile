@@ -48,15 +48,21 @@ clean: ## Remove .venv and everything built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second call start at once; a change of pyproject.toml makes pip look again.
-$(VENV)/installed: pyproject.toml
-	@scripts/preflight.sh install
-	@test -x $(RUN)/python || $$(scripts/preflight.sh python) -m venv $(VENV)
+$(VENV)/installed: pyproject.toml | $(VENV)/made
+	@echo "Installing what Ksana needs into $(VENV) (a few minutes, about 1.5 GB)"
 	$(PIP_INSTALL) --quiet --editable .
 	@touch $@
 
-$(VENV)/installed-test: pyproject.toml
-	@scripts/preflight.sh install
+$(VENV)/installed-test: pyproject.toml | $(VENV)/made
 	@scripts/debian_packages.sh $(TEST_PACKAGES)
-	@test -x $(RUN)/python || $$(scripts/preflight.sh python) -m venv $(VENV)
+	@echo "Installing Ksana and what its tests need into $(VENV)"
 	$(PIP_INSTALL) --quiet --editable '.[test]'
 	@touch $@ $(VENV)/installed
+
+# A .venv that somebody else made is taken as it is; one that was interrupted while being made is completed.
+$(VENV)/made:
+	@scripts/preflight.sh venv
+	@$(RUN)/python -m pip --version >/dev/null 2>&1 || { \
+		python=$$(scripts/preflight.sh python) && "$$python" -m venv $(VENV); }
+	@scripts/preflight.sh torch
+	@touch $@

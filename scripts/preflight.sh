@@ -2,14 +2,15 @@
 # Finds out what would fail later, before anything long begins. One clear line for each thing that is missing.
 #
 #   preflight.sh python     print the Python to make .venv with
-#   preflight.sh install    can .venv be made and filled? (Python, venv, disk, which PyTorch)
-#   preflight.sh serve      can the server run? (compiler, port); also `install` while .venv is not ready
+#   preflight.sh serve      can the server run? (compiler, port)
+#   preflight.sh venv       can .venv be made? (Python, venv module, disk)
+#   preflight.sh torch      in a new .venv: say so if pip would take a PyTorch with CUDA for a machine without GPU
 #
 # Reads PYTHON, PORT and TORCH_INDEX (see Makefile), and KSANA_PORT and KSANA_HOST as `ksana serve` does.
 set -eu
 
 VENV=.venv
-TORCH="torch>=2.13,<2.14"
+TORCH_SERIES=2.13. # as in pyproject.toml
 CPU_INDEX_HINT="TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 DISK_MB=3072
 DISK_CUDA_MB=10240
@@ -26,7 +27,7 @@ is_supported() {
 find_python() {
     if [ -n "${PYTHON:-}" ]; then
         command -v "$PYTHON" >/dev/null 2>&1 || fail "there is no $PYTHON; give PYTHON= a Python 3.11 to 3.13"
-        is_supported "$PYTHON" || fail "$PYTHON is $("$PYTHON" --version 2>&1); Ksana needs Python 3.11 to 3.13"
+        is_supported "$PYTHON" || fail "$PYTHON is $("$PYTHON" --version 2>&1 | head -n 1); Ksana needs Python 3.11 to 3.13"
         echo "$PYTHON"
         return
     fi
@@ -36,7 +37,7 @@ find_python() {
             return
         fi
     done
-    fail "no Python 3.11 to 3.13 is on the PATH (python3 is $(python3 --version 2>&1 || true)); install one, or name it: PYTHON=/path/to/python3.12"
+    fail "no Python 3.11 to 3.13 is on the PATH (python3 is $(python3 --version 2>&1 | head -n 1)); install one, or name it: PYTHON=/path/to/python3.12"
 }
 
 check_venv_module() {
@@ -59,51 +60,46 @@ check_compiler() {
         fail "there is no C compiler (${CC:-gcc}), and the kernels are compiled at the first start; on Debian and Ubuntu: apt-get install gcc libc6-dev"
 }
 
-# Is the PyTorch that pip would take one with CUDA? On Linux that is several gigabytes. The answer is "yes" only
-# when pip says so; without a network, or with a pip too old to tell, nothing is said here.
-would_take_cuda_torch() {
-    [ "$(uname -s)" = Linux ] || return 1
-    "$1" -m pip install --dry-run --quiet --no-deps --ignore-installed --report - "$TORCH" 2>/dev/null |
-        "$1" -c '
-import json, sys
-metadata = json.load(sys.stdin)["install"][0]["metadata"]
-wants = " ".join(metadata.get("requires_dist", []))
-sys.exit(not ("nvidia-" in wants or "cuda-" in wants) or "+cpu" in metadata["version"])
-' 2>/dev/null
-}
-
+# On Linux the PyTorch of PyPI comes with CUDA, several gigabytes. pip prefers a version with the suffix +cpu
+# where it is offered one: in the index that TORCH_INDEX names, or among wheels on this machine.
 check_torch() {
-    needed_mb=$DISK_MB
-    if [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null 2>&1 && would_take_cuda_torch "$1"; then
-        echo "ksana: pip is about to take a PyTorch with CUDA (several GB), and no GPU was found here." >&2
-        echo "ksana: the CPU build is far smaller: stop this with Ctrl-C and call make with $CPU_INDEX_HINT" >&2
-        needed_mb=$DISK_CUDA_MB
-    fi
-    check_disk "$needed_mb"
+    [ "$(uname -s)" = Linux ] || return 0
+    [ -z "${TORCH_INDEX:-}" ] && ! command -v nvidia-smi >/dev/null 2>&1 || return 0
+    "$VENV/bin/python" -c 'import torch' 2>/dev/null && return 0
+    best=$("$VENV/bin/python" -m pip index versions torch 2>/dev/null |
+        awk -v series="$TORCH_SERIES" '/^Available versions:/ {
+            for (i = 3; i <= NF; i++) if (index($i, series) == 1) { sub(",", "", $i); print $i; exit }
+        }')
+    case "$best" in
+    "" | *+cpu) return 0 ;; # nothing known (no network?), or the right one
+    esac
+    echo "ksana: pip is about to take PyTorch $best with CUDA (several GB), and no GPU was found here." >&2
+    echo "ksana: the CPU build is far smaller: stop this with Ctrl-C, and call make with $CPU_INDEX_HINT" >&2
+    check_disk "$DISK_CUDA_MB"
 }
 
-check_install() {
+check_venv() {
     if [ -e "$VENV" ]; then
         check_existing_venv
-        python=$VENV/bin/python
+        "$VENV/bin/python" -c 'import torch' 2>/dev/null || check_disk "$DISK_MB"
     else
         python=$(find_python)
         check_venv_module "$python"
+        check_disk "$DISK_MB"
     fi
-    "$python" -c 'import torch' 2>/dev/null || check_torch "$python"
 }
 
 check_port() {
     port=${PORT:-${KSANA_PORT:-8000}}
     "$1" - "${KSANA_HOST:-127.0.0.1}" "$port" <<'PYTHON' || exit 2
-import socket, sys
+import os, socket, sys
 host, port = sys.argv[1:]
 if not (port.isascii() and port.isdigit() and int(port) <= 65535):
     sys.exit(f"ksana: PORT={port} is no port; give a number from 0 to 65535")
 try:
     socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
 except OSError as error:
-    sys.exit(f"ksana: cannot listen on {host}:{port} ({error.strerror}); choose another: make serve PORT=8001")
+    sys.exit(f"ksana: cannot listen on {host}:{port} ({os.strerror(error.errno)}); choose another port: make serve PORT=8001")
 PYTHON
 }
 
@@ -111,8 +107,11 @@ case "${1:-}" in
 python)
     find_python
     ;;
-install)
-    check_install
+venv)
+    check_venv
+    ;;
+torch)
+    check_torch
     ;;
 serve)
     check_compiler
@@ -125,6 +124,6 @@ serve)
     fi
     ;;
 *)
-    fail "usage: preflight.sh python|install|serve"
+    fail "usage: preflight.sh python|serve|venv|torch"
     ;;
 esac
