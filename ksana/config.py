@@ -106,6 +106,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["debug", "info", "warning", "error"], Meta(description="What is worth a line on stderr")
     ] = "info"
 
+    def __repr__(self) -> str:
+        """As for any struct, but without secrets: settings end up in logs and tracebacks."""
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        hidden = (
+            (name, "..." if name in SECRET_FIELDS and value is not None else repr(value))
+            for name, value in values
+        )
+        return f"Settings({', '.join(f'{name}={text}' for name, text in hidden)})"
+
 
 GROUPS = {
     "model": "The model",

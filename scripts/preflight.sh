@@ -37,7 +37,7 @@ find_python() {
             return
         fi
     done
-    fail "no Python 3.11 to 3.13 is on the PATH (python3 is $(python3 --version 2>&1 | head -n 1)); install one, or name it: PYTHON=/path/to/python3.12"
+    fail "no Python 3.11 to 3.13 is on the PATH ($(python3 --version 2>/dev/null || echo "there is no python3")); install one, or name it: PYTHON=/path/to/python3.12"
 }
 
 check_venv_module() {

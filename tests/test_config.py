@@ -108,3 +108,10 @@ def test_a_bad_key_is_not_shown() -> None:
     with pytest.raises(ConfigError) as error:
         read_api_keys(Settings(model="m", api_key="hush hush"))
     assert "hush" not in str(error.value)
+
+
+def test_settings_in_a_log_or_traceback_show_no_secret() -> None:
+    text = repr(Settings(model="m", api_key="hush"))
+    assert "hush" not in text
+    assert "model='m'" in text
+    assert "api_key=None" in repr(Settings(model="m"))

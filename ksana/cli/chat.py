@@ -98,7 +98,7 @@ def _unreachable(client: httpx.Client, error: httpx.HTTPError) -> ServiceError:
 
 def _refused(status: int, body: bytes) -> ServiceError:
     hint = "; set KSANA_API_KEY or use --api-key-file" if status == 401 else ""
-    return ServiceError(error_text(status, body) + hint, status=status)
+    return ServiceError(printable(error_text(status, body)) + hint, status=status)
 
 
 def _converse(client: httpx.Client, conversation: Conversation, model: str) -> None:
@@ -139,8 +139,7 @@ def _ask(client: httpx.Client, conversation: Conversation, question: str, is_ter
     try:
         with client.stream("POST", "/v1/chat/completions", json=conversation.request(question)) as response:
             if response.status_code != 200:
-                body = b"".join(response.iter_bytes())[:MAX_ERROR_BYTES]
-                raise _refused(response.status_code, body)
+                raise _refused(response.status_code, next(response.iter_bytes(MAX_ERROR_BYTES), b""))
             for chunk in read_chunks(response.iter_lines()):
                 answer.append(chunk.text)
                 print(printable(chunk.text), end="", flush=True)
@@ -156,7 +155,7 @@ def _ask(client: httpx.Client, conversation: Conversation, question: str, is_ter
             print()
         if not is_terminal:
             raise failure from None
-        print(f"[{printable(str(failure))}]")
+        print(f"[{failure}]")
     if any(answer):
         conversation.add(question, "".join(answer))
 

@@ -110,7 +110,7 @@ def error_text(status: int, body: bytes) -> str:
     """What an error answer says: the message of an OpenAI error body, or the status where there is none."""
     try:
         chunk = msgspec.json.decode(body, type=Chunk)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         chunk = Chunk()
     return f"the server answered with status {status}" if chunk.error is None else chunk.error.message
 
