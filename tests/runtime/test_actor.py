@@ -1,0 +1,76 @@
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from ksana.messages.base import Message
+from ksana.messages.requests import Abort
+from ksana.messages.steps import WorkerReady
+from ksana.runtime.actor import Address, Said, run_actor
+from ksana.runtime.mailbox import Mailbox
+from ksana.runtime.virtual_clock import VirtualClock
+
+
+class Echo:
+    """Says what it hears, and one thing more when its timer fires."""
+
+    def __init__(self, timer_s: float | None = None) -> None:
+        self.timer_s = timer_s
+        self.activations: list[tuple[float, int]] = []
+
+    def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
+        self.activations.append((now_s, len(messages)))
+        if self.timer_s is not None and now_s >= self.timer_s:
+            self.timer_s = None
+            return [("executor", WorkerReady(pool_epoch=9))]
+        return [("scheduler", message) for message in messages]
+
+    def next_timer_s(self) -> float | None:
+        return self.timer_s
+
+
+def test_messages_waiting_together_are_one_activation_and_the_timer_is_another() -> None:
+    core = Echo(timer_s=5)
+    heard: list[tuple[str, Message]] = []
+    taps: list[tuple[Address, float, int, int]] = []
+
+    async def main() -> None:
+        mailbox: Mailbox[Message] = Mailbox("m", 8)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                run_actor,
+                "tokenizer",
+                core,
+                mailbox,
+                {
+                    "scheduler": lambda message: heard.append(("scheduler", message)),
+                    "executor": lambda message: heard.append(("executor", message)),
+                },
+                lambda name, now, got, said: taps.append((name, now, len(got), len(said))),
+            )
+            mailbox.put(Abort(request_id=1))
+            mailbox.put(Abort(request_id=2))
+            await trio.sleep(10)
+            mailbox.put(Abort(request_id=3))
+            mailbox.close()
+
+    trio.run(main, clock=VirtualClock())
+    assert core.activations == [(0, 2), (5, 0), (10, 1)]
+    assert heard == [
+        ("scheduler", Abort(request_id=1)),
+        ("scheduler", Abort(request_id=2)),
+        ("executor", WorkerReady(pool_epoch=9)),
+        ("scheduler", Abort(request_id=3)),
+    ]
+    assert taps == [("tokenizer", 0, 2, 2), ("tokenizer", 5, 0, 1), ("tokenizer", 10, 1, 1)]
+
+
+async def test_an_exception_of_the_core_comes_out() -> None:
+    class Broken(Echo):
+        def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:  # noqa: ARG002
+            raise ZeroDivisionError
+
+    mailbox: Mailbox[Message] = Mailbox("m", 8)
+    mailbox.put(Abort(request_id=1))
+    with pytest.raises(ZeroDivisionError):
+        await run_actor("scheduler", Broken(), mailbox, {})
