@@ -52,10 +52,22 @@ class RequestTokens(Value):
     choice_index: int = 0
 
 
+class RequestTiming(Value):
+    """Engine clock times, seconds; None for what did not happen. Each is set once, at its first time, and
+    survives preemption and a worker restart (but `last_token_s`, which is the last)."""
+
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
 class RequestEnded(Value):
     request_id: RequestId
     outcome: Outcome
     usage: Usage
+    timing: RequestTiming | None = None
+    """For latency histograms; None only where nobody measured."""
 
 
 class StepOutputs(Message):

@@ -46,6 +46,9 @@ class ChatPrompt(Value, tag=True):
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    date: str | None = None
+    """Date and time (ISO 8601) that the template's `strftime_now` shows. It is the producer's to say, so that
+    a replay gives the same prompt; with None the template does not have that function."""
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
@@ -94,3 +97,11 @@ class StopStringFound(Message):
     request_id: RequestId
     token_index: int
     choice_index: int = 0
+    stop_string: str | None = None
+    """Which one; becomes the outcome's `stop_reason`."""
+
+
+class Drain(Message):
+    """engine -> scheduler. Time is up: every request left fails now with a 503, and so does any later one."""
+
+    reason: str = "the server is shutting down"

@@ -1,0 +1,183 @@
+"""The answer of the block allocator: admission, the step plan, preemption."""
+
+from __future__ import annotations
+
+from ksana.errors import InvariantViolated
+from ksana.messages.blocks import BlocksGranted, BlocksPlanned, TableEdits
+from ksana.messages.outputs import Failed
+from ksana.messages.steps import NewRow, Row, StepPlan
+from ksana.scheduling.activation import Activation
+from ksana.scheduling.lifecycle import end, step_aside
+from ksana.scheduling.planner import PLANS_SKIPPED_WITHOUT_ROOM
+from ksana.scheduling.request_state import RequestState
+from ksana.scheduling.settings import SchedulerSettings
+from ksana.scheduling.state import SchedulerState, StepInFlight
+
+
+def take_answer(
+    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
+) -> None:
+    """Close the open plan: refusals first (they may cost a granted request its place), then the step."""
+    plan = state.plan
+    if plan is None or answer.pool_epoch != state.pool_epoch or answer.step_id != plan.step_id:
+        state.counters.num_late_messages += 1
+        return
+    state.plan = None
+    state.fa_use = answer.fa_use
+    state.swa_use = answer.swa_use
+    state.cache = answer.counters
+    requests = state.requests
+    for request_id in plan.request_ids:
+        requests[request_id].in_plan = False
+    for grant in answer.grants:
+        requests[grant.request_id].holds_blocks = True
+    state.edits.extend(answer.edits)
+    state.copies.extend(answer.copies)
+    if answer.refusals:
+        _take_refusals(state, settings, answer, act)
+    _send_step(state, answer, act)
+
+
+def _take_refusals(
+    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
+) -> None:
+    needs_room: list[RequestState] = []
+    for refusal in answer.refusals:
+        request = state.alive(refusal.request_id)
+        if request is None:
+            continue
+        if refusal.reason == "never":
+            end(state, request, _too_large(state, settings, request), act)
+        elif refusal.reason == "no_room":
+            if request.phase == "running":
+                needs_room.append(request)
+            elif request.phase == "waiting":
+                state.plans_to_skip = PLANS_SKIPPED_WITHOUT_ROOM
+    if needs_room and not state.leaving and not state.releases:
+        _preempt(state)
+    if answer.grants:
+        return
+    state.stalled = True  # until a step is done or somebody has left
+    if not state.steps and not state.leaving and not state.releases:
+        # Nothing runs and nothing will be given back: waiting longer cannot help this one.
+        request = state.requests[answer.refusals[0].request_id]
+        end(state, request, _too_large(state, settings, request), act)
+
+
+def _preempt(state: SchedulerState) -> None:
+    """Take the place of the running request that arrived last, unless only one runs.
+
+    Every running request has at least one block of its own (the one it writes), so this frees something;
+    and the oldest never loses its place, so everything ends. Not called while blocks are on their way back
+    already. If a step names the victim it stays until that step is done.
+    """
+    if len(state.running) < 2:
+        return
+    victim = state.requests[state.running[-1]]
+    step_aside(state, victim)
+    victim.num_preemptions += 1
+    state.counters.num_preemptions += 1
+
+
+def _too_large(state: SchedulerState, settings: SchedulerSettings, request: RequestState) -> Failed:
+    prompt_len = len(request.prompt_token_ids)
+    num_blocks = state.fa_use.num_blocks if state.fa_use is not None else 0
+    size = (
+        f"The request needs KV for {request.num_tokens} tokens ({prompt_len} of them prompt) and the KV pool "
+        f"holds {num_blocks} blocks of {settings.block_size} tokens"
+    )
+    if request.output_token_ids:
+        return Failed(status=500, message=f"{size}; start the server with a larger --kv-cache-memory")
+    return Failed(
+        status=400,
+        message=f"{size}; shorten the prompt, or start the server with a larger --kv-cache-memory",
+        error_type="invalid_request_error",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _send_step(state: SchedulerState, answer: BlocksPlanned, act: Activation) -> None:
+    """The step plan from the grants, without those that left while the plan was open."""
+    requests = state.requests
+    rows: list[Row] = []
+    new: list[NewRow] = []
+    for grant in answer.grants:
+        request = requests[grant.request_id]
+        if request.phase == "waiting":
+            _admit(state, request, grant, act.now_s)
+            new.append(_new_row(request))
+        elif request.phase != "running":
+            continue
+        rows.append(_row(request, grant))
+    if not rows:
+        return  # edits and copies wait for the next step
+    step = StepPlan(
+        pool_epoch=state.pool_epoch,
+        step_id=answer.step_id,
+        rows=tuple(rows),
+        new=tuple(new),
+        drop=tuple(state.drops),
+        edits=_edits_of_running(state),
+        copies=tuple(state.copies),
+    )
+    act.said.append(("executor", step))
+    state.steps.append(StepInFlight(step_id=step.step_id, rows=step.rows))
+    state.drops = []
+    state.edits = []
+    state.copies = []
+
+
+def _edits_of_running(state: SchedulerState) -> tuple[TableEdits, ...]:
+    """Edits from merges, without those of requests that have left: the worker may not know them now."""
+    if not state.edits:
+        return ()
+    running = set(state.running)
+    return tuple([edit for edit in state.edits if edit.request_id in running])
+
+
+def _admit(state: SchedulerState, request: RequestState, grant: BlocksGranted, now_s: float) -> None:
+    state.to_running(request)
+    request.num_scheduled = request.num_computed = grant.start
+    request.num_reported_computed = grant.start
+    request.num_reported_tokens = request.num_tokens
+    request.on_worker = True
+    if request.num_cached_tokens is None:
+        request.num_cached_tokens = grant.start
+        request.first_scheduled_s = now_s
+        state.counters.num_prompt_tokens += len(request.prompt_token_ids)
+        state.counters.num_cached_tokens += grant.start
+
+
+def _new_row(request: RequestState) -> NewRow:
+    return NewRow(
+        request_id=request.request_id,
+        prompt_len=len(request.prompt_token_ids),
+        token_ids=request.token_ids(),
+        sampling=request.sampling,
+        suppressed_token_ids=request.suppressed_token_ids,
+    )
+
+
+def _row(request: RequestState, grant: BlocksGranted) -> Row:
+    start = grant.start
+    if start != request.num_scheduled:
+        raise InvariantViolated(
+            f"request {request.request_id}: blocks granted from token {start}, "
+            f"but the next to compute is {request.num_scheduled}"
+        )
+    end_ = start + grant.num_tokens
+    sample = end_ == request.num_tokens + request.num_samples_in_flight
+    request.num_scheduled = end_
+    request.num_in_flight += 1
+    if sample:
+        request.num_samples_in_flight += 1
+    return Row(
+        request_id=request.request_id,
+        start=start,
+        num_tokens=grant.num_tokens,
+        sample=sample,
+        fa_write_start=grant.fa_write_start,
+        fa_edits=grant.fa_edits,
+        swa_edits=grant.swa_edits,
+    )

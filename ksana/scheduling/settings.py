@@ -1,0 +1,53 @@
+"""What a scheduler is started with, and how much room a request must find to be let in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ksana.scheduling.request_state import RequestState
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one engine. Lengths in tokens."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    plan_ahead: bool = True
+    max_new_per_plan: int = 16
+    """Waiting requests asked for in one batch: bounds the size of a PlanBlocks message."""
+
+    @property
+    def max_running(self) -> int:
+        """Requests that may run. Never more than a step has tokens, so that every running decode has a
+        place in every step and at least one token is left for a running prefill."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_steps(self) -> int:
+        """Steps in the executor at once: one runs, and with planning ahead one more stands ready."""
+        return 2 if self.plan_ahead else 1
+
+
+def reserved_tokens(
+    request: RequestState, settings: SchedulerSettings, num_running: int, pool_tokens: int
+) -> int:
+    """Leading tokens for which blocks must be obtainable before a waiting request is let in.
+
+    A new request: all its tokens and one block to grow, but never more than it can ever need (prompt plus
+    max_tokens), so that a request which fits the pool is never refused for good. That keeps a long prompt
+    from starting in a pool that cannot hold it.
+
+    One that was preempted: one more block for each running request as well (up to the whole pool), because
+    the pool has proved too small for all of them. Without that it would come back into the last free block
+    and be the first to go again, computing its tokens anew each time. The margin is 0 when nothing runs,
+    so nobody waits for ever.
+    """
+    own = min(
+        request.num_tokens + settings.block_size,
+        len(request.prompt_token_ids) + request.stop_rules.max_tokens,
+    )
+    if not request.num_preemptions:
+        return own
+    return max(own, min(own + settings.block_size * num_running, pool_tokens))
