@@ -1,0 +1,167 @@
+"""Listening, and stopping: a stop lets what runs end, then ends it, and is over in bounded time."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import signal
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework
+
+from ksana.config import Settings
+from ksana.errors import ConfigError
+from ksana.gateway.connection import Connection
+from ksana.gateway.limits import CLOSE_GRACE_S, EXTRA_CONNECTIONS, HEADER_TIMEOUT_S, MAX_HEADER_BYTES
+from ksana.gateway.traffic import Traffic
+
+log = logging.getLogger("ksana.gateway")
+
+_FULL = (
+    b'{"error":{"message":"too many connections","type":"server_error","param":null,'
+    b'"code":"too_many_connections"}}'
+)
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)
+_BACKLOG = 1024
+
+
+class Server:
+    """Serves one application.
+
+    `stop` begins the end: new requests are refused with a 503, running ones get `drain_timeout` seconds, then
+    an error at the end of their streams, then their connections are closed. `hurry` skips the waiting.
+    """
+
+    def __init__(self, app: ASGIFramework, settings: Settings, traffic: Traffic) -> None:
+        self.stop = trio.Event()
+        self.hurry = trio.Event()
+        self._app = ASGIWrapper(app)
+        self._settings = settings
+        self._traffic = traffic
+        self._config = _hypercorn_config()
+        self._context = WorkerContext(None)
+        self._connections: set[Connection] = set()
+        self._no_connections = trio.Event()
+        self._no_connections.set()
+        self._max_connections = max_connections(settings)
+
+    async def serve(self, *, task_status: trio.TaskStatus[list[tuple[str, int]]]) -> None:
+        """Listen until stopped. Reports the addresses listened at, with the port that was picked for port 0.
+
+        Raises ConfigError when the address cannot be listened at.
+        """
+        listeners = await _listen(self._settings.host, self._settings.port)
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(self._accept, listeners, connections)
+                task_status.started([listener.socket.getsockname()[:2] for listener in listeners])
+                await self.stop.wait()
+                await self._drain()
+                accepting.cancel_scope.cancel()
+            await self._close(connections)
+
+    async def _accept(self, listeners: list[trio.SocketListener], connections: trio.Nursery) -> None:
+        await trio.serve_listeners(self._handle, listeners, handler_nursery=connections)
+
+    async def _handle(self, stream: trio.SocketStream) -> None:
+        if len(self._connections) >= self._max_connections:
+            await _refuse(stream)
+            return
+        connection = Connection(self._app, self._config, self._context, stream)
+        if not self._connections:
+            self._no_connections = trio.Event()
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except* Exception as error:
+            log.error("internal error in a connection", exc_info=error)
+        finally:
+            self._connections.discard(connection)
+            if not self._connections:
+                self._no_connections.set()
+
+    async def _drain(self) -> None:
+        self._traffic.draining = True
+        if len(self._traffic):
+            log.info(
+                "stopping; %d requests may take %d s more", len(self._traffic), self._settings.drain_timeout
+            )
+        with trio.move_on_after(self._settings.drain_timeout):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_when_hurried, nursery.cancel_scope)
+                await self._traffic.wait_idle()
+                nursery.cancel_scope.cancel()
+        if len(self._traffic):
+            log.warning("ending %d requests that did not get done in time", len(self._traffic))
+            self._traffic.end_all()
+            with trio.move_on_after(CLOSE_GRACE_S):
+                await self._traffic.wait_idle()
+
+    async def _cancel_when_hurried(self, scope: trio.CancelScope) -> None:
+        await self.hurry.wait()
+        scope.cancel()
+
+    async def _close(self, connections: trio.Nursery) -> None:
+        await self._context.terminated.set()
+        with trio.move_on_after(CLOSE_GRACE_S):
+            await self._no_connections.wait()
+        for connection in list(self._connections):
+            connection.abort()
+        connections.cancel_scope.cancel()
+
+
+async def stop_on_signals(server: Server) -> None:
+    """SIGTERM or SIGINT stops the server; the second one makes it hurry. Never returns."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("%s", signal.Signals(number).name)
+            if server.stop.is_set():
+                server.hurry.set()
+            server.stop.set()
+
+
+def max_connections(settings: Settings) -> int:
+    """One for each request that may run or wait and some more, as far as file descriptors allow."""
+    wanted = settings.max_num_seqs + settings.max_queued_requests + EXTRA_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(16, min(wanted, soft - 64))
+
+
+def _hypercorn_config() -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("ksana.gateway.http")
+    config.include_server_header = False
+    config.h11_max_incomplete_size = MAX_HEADER_BYTES
+    config.keep_alive_timeout = HEADER_TIMEOUT_S
+    config.keep_alive_max_requests = 1 << 30
+    return config
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
+    except OSError as error:
+        hint = "; is another server running there?" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen at {host} port {port}: {error}{hint}") from None
+
+
+async def _refuse(stream: trio.SocketStream) -> None:
+    with trio.move_on_after(1):
+        try:
+            await stream.send_all(_REFUSAL)
+            await stream.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+    await trio.aclose_forcefully(stream)
