@@ -73,8 +73,8 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: KvCache) -> Tensor:
-        """Run one step: write its keys and values into `kv`, return logits [L, vocab] float32 of the tokens in
-        `batch.logit_indices`. Raises ValueError for shapes, slots or positions that do not fit."""
+        """Run one step: write its keys and values into `kv`, return logits [L, vocab] float32 of the tokens
+        in `batch.logit_indices`. Raises ValueError for shapes, slots or positions that do not fit."""
         residual = self.embedding.index_select(0, batch.token_ids)
         if self.spec.embedding_scale != 1.0:
             residual.mul_(self.spec.embedding_scale)
