@@ -56,8 +56,10 @@ class NewRequestBlocks(Value):
     cache_salt: str = ""
     num_reserved_tokens: int = 0
     """Admission: the request is refused (BlocksRefused `no_room`) unless blocks for this many leading
-    tokens could be had now (free or evictable), so that a long prompt is not admitted into a pool that
-    cannot hold it."""
+    tokens could be had now (free or evictable, and not set aside for requests admitted before it), so
+    that a long prompt is not admitted into a pool that cannot hold it."""
+    resumed: bool = False
+    """It ran before (preempted, or the worker was lost): its hits are not counted again."""
 
 
 class AllocateRequestBlocks(Value):
@@ -78,8 +80,13 @@ class AllocateRequestBlocks(Value):
 class PlanBlocks(Message):
     """scheduler -> block allocator. One batch for one step, in this order: updates, releases, demands.
 
-    Demands are in priority order. A refused demand changes nothing, and every *new* demand behind the
-    first refused demand is refused too (no overtaking); running demands behind it are still tried.
+    Demands are in priority order. A refused demand leaves the request as it was (cached blocks may have
+    been evicted for it, if only SWA blocks were missing), and every *new* demand behind the first refused
+    demand is refused too (no overtaking); running demands behind it are still tried. A running request
+    gets min(num_tokens, token budget left).
+
+    Send one without demands when the last step is done and nothing else is to be planned: releases become
+    effective, and deferred blocks idle, only through this message.
     """
 
     pool_epoch: PoolEpoch
@@ -113,7 +120,8 @@ class BlocksRefused(Value):
 
 
 class TableEdits(Value):
-    """Edits that a merge caused, for any running request, whether it has a grant in this step or not."""
+    """Edits of a running request's tables, whether it has a grant in this step or not: places taken over
+    by a merge, and sliding places that fell out of the window (NO_BLOCK)."""
 
     request_id: RequestId
     fa_edits: tuple[BlockTableEdit, ...] = ()
@@ -145,7 +153,11 @@ class CacheCounters(Value):
 
 
 class BlocksPlanned(Message):
-    """block allocator -> scheduler. The answer to PlanBlocks: one grant or refusal per demand."""
+    """block allocator -> scheduler. The answer to PlanBlocks: one grant or refusal per demand.
+
+    `edits` must reach the worker with, or before, the next row of the request they name, even when this
+    answer grants nothing. A grant's own edits are not repeated in them.
+    """
 
     pool_epoch: PoolEpoch
     step_id: StepId

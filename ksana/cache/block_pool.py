@@ -1,0 +1,226 @@
+"""Block ids of one pool: which are free, who counts on the others, and when a released one is idle again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from ksana.errors import InvariantViolated
+from ksana.messages.base import StepId
+from ksana.messages.blocks import PoolUse
+
+
+class BlockAllocatorGroupInterface(Protocol):
+    """What the prefix tree, the allocator and the SWA cache manager need of a pool."""
+
+    num_blocks: int
+
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    def allocate(self, num_blocks: int) -> list[int]: ...
+    def share(self, block_id: int) -> None: ...
+    def release(self, block_ids: Iterable[int], until_step: StepId) -> list[int]: ...
+    def step_done(self, step_id: StepId) -> list[int]: ...
+    def keep(self, block_id: int) -> None: ...
+    def discard(self, block_id: int) -> None: ...
+    def is_cached(self, block_id: int) -> bool: ...
+    def generation(self, block_id: int) -> int: ...
+    def reference_count(self, block_id: int) -> int: ...
+    def owner_count(self, block_id: int) -> int: ...
+    def use(self) -> PoolUse: ...
+    def check_sums(self) -> None: ...
+    def check(self) -> None: ...
+    def snapshot(self) -> dict[str, Any]: ...
+
+
+class BlockPool:
+    """Ids 0 .. num_blocks-1, each with a generation that grows whenever the id is given out anew.
+
+    A block has owners (requests that run), leavers (releases that wait for a step in flight) and may be
+    kept (the prefix tree or the SWA entries hold its content). It is in exactly one state:
+      referenced  owners > 0
+      deferred    no owner, leavers > 0
+      cached      no owner, no leaver, kept: can be evicted
+      free        none of these, and on the free list
+    Free blocks are given out last in, first out, starting with 0, 1, 2, ...: equal calls give equal ids.
+    Cost: O(1) per block for every operation; `check` is O(num_blocks).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.done_step_id: StepId = 0
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._generations = [0] * num_blocks
+        self._owners = [0] * num_blocks
+        self._leavers = [0] * num_blocks
+        self._kept = [False] * num_blocks
+        self._waiting: dict[StepId, list[int]] = {}
+        self._num_referenced = 0
+        self._num_deferred = 0
+        self._num_cached = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return self._num_cached
+
+    @property
+    def num_deferred(self) -> int:
+        return self._num_deferred
+
+    @property
+    def num_referenced(self) -> int:
+        return self._num_referenced
+
+    def generation(self, block_id: int) -> int:
+        return self._generations[block_id]
+
+    def owner_count(self, block_id: int) -> int:
+        return self._owners[block_id]
+
+    def reference_count(self, block_id: int) -> int:
+        """Owners, and releases that wait for a step in flight."""
+        return self._owners[block_id] + self._leavers[block_id]
+
+    def is_cached(self, block_id: int) -> bool:
+        """Whether the block could be evicted now."""
+        return self._kept[block_id] and not self._owners[block_id] and not self._leavers[block_id]
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take free blocks, with one owner each. The caller has made sure that there are enough."""
+        if num_blocks > len(self._free):
+            raise InvariantViolated(f"{num_blocks} blocks asked of a pool with {len(self._free)} free ones")
+        taken = [self._free.pop() for _ in range(num_blocks)]
+        for block_id in taken:
+            self._generations[block_id] += 1
+            self._owners[block_id] = 1
+        self._num_referenced += num_blocks
+        return taken
+
+    def share(self, block_id: int) -> None:
+        """Add an owner to a block that is not free."""
+        if self._owners[block_id] == 0:
+            if self._leavers[block_id]:
+                self._num_deferred -= 1
+            elif self._kept[block_id]:
+                self._num_cached -= 1
+            else:
+                raise InvariantViolated(f"block {block_id} is shared while free")
+            self._num_referenced += 1
+        self._owners[block_id] += 1
+
+    def release(self, block_ids: Iterable[int], until_step: StepId) -> list[int]:
+        """Drop an owner of each block. What nobody counts on becomes cached (if kept) or free, but only
+        when `until_step`, the last step that names it, is done.
+
+        Returns the blocks that became cached by this call, in the order given.
+        """
+        cached: list[int] = []
+        in_flight = until_step > self.done_step_id
+        for block_id in block_ids:
+            owners = self._owners[block_id] - 1
+            if owners < 0:
+                raise InvariantViolated(f"block {block_id} is released without an owner")
+            self._owners[block_id] = owners
+            if in_flight:
+                self._leavers[block_id] += 1
+                self._waiting.setdefault(until_step, []).append(block_id)
+            if owners == 0:
+                self._num_referenced -= 1
+                if self._leavers[block_id]:
+                    self._num_deferred += 1
+                else:
+                    self._settle(block_id, cached)
+        return cached
+
+    def step_done(self, step_id: StepId) -> list[int]:
+        """Every step up to `step_id` is done. Returns the blocks that became cached, oldest release first."""
+        if step_id < self.done_step_id:
+            raise InvariantViolated(f"step {self.done_step_id} was done, now only {step_id}")
+        self.done_step_id = step_id
+        cached: list[int] = []
+        if not self._waiting:
+            return cached
+        for step in sorted(step for step in self._waiting if step <= step_id):
+            for block_id in self._waiting.pop(step):
+                self._leavers[block_id] -= 1
+                if not self._leavers[block_id] and not self._owners[block_id]:
+                    self._num_deferred -= 1
+                    self._settle(block_id, cached)
+        return cached
+
+    def _settle(self, block_id: int, cached: list[int]) -> None:
+        if self._kept[block_id]:
+            self._num_cached += 1
+            cached.append(block_id)
+        else:
+            self._free.append(block_id)
+
+    def keep(self, block_id: int) -> None:
+        """The content of an owned block is worth keeping: it becomes cached, not free, when released."""
+        if self._kept[block_id] or not self._owners[block_id]:
+            raise InvariantViolated(f"block {block_id} is kept twice or without an owner")
+        self._kept[block_id] = True
+
+    def discard(self, block_id: int) -> None:
+        """Forget the content of a cached block: it becomes free."""
+        if not self.is_cached(block_id):
+            raise InvariantViolated(f"block {block_id} is discarded while counted on")
+        self._kept[block_id] = False
+        self._num_cached -= 1
+        self._free.append(block_id)
+
+    def use(self) -> PoolUse:
+        return PoolUse(
+            num_blocks=self.num_blocks,
+            num_free=len(self._free),
+            num_cached=self._num_cached,
+            num_referenced=self._num_referenced,
+            num_deferred=self._num_deferred,
+        )
+
+    def check_sums(self) -> None:
+        """O(1): the states add up to the pool."""
+        total = len(self._free) + self._num_cached + self._num_referenced + self._num_deferred
+        if total != self.num_blocks:
+            raise InvariantViolated(f"pool does not add up to {self.num_blocks}: {self.use()}")
+
+    def check(self) -> None:
+        """O(num_blocks): counters and free list agree with every single block."""
+        self.check_sums()
+        counted = [0] * self.num_blocks
+        for block_ids in self._waiting.values():
+            for block_id in block_ids:
+                counted[block_id] += 1
+        free = set(self._free)
+        blocks = range(self.num_blocks)
+        idle = {b for b in blocks if not self._owners[b] and not self._leavers[b]}
+        facts: Sequence[tuple[str, bool]] = (
+            ("leavers are those that wait", counted == self._leavers),
+            ("waiting steps are in flight", all(step > self.done_step_id for step in self._waiting)),
+            ("free list without repeats", len(free) == len(self._free)),
+            ("free is idle and not kept", free == {b for b in idle if not self._kept[b]}),
+            ("cached", self._num_cached == sum(self._kept[b] for b in idle)),
+            ("referenced", self._num_referenced == sum(self._owners[b] > 0 for b in blocks)),
+            ("no negative counts", min(self._owners, default=0) >= 0 and min(self._leavers, default=0) >= 0),
+        )
+        for name, holds in facts:
+            if not holds:
+                raise InvariantViolated(f"block pool: not true that {name!r}; {self.use()}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as plain values."""
+        return {
+            "done_step_id": self.done_step_id,
+            "free": list(self._free),
+            "generations": list(self._generations),
+            "owners": list(self._owners),
+            "leavers": list(self._leavers),
+            "kept": list(self._kept),
+            "waiting": {step: list(blocks) for step, blocks in self._waiting.items()},
+        }

@@ -1,0 +1,51 @@
+"""The numbers that the allocator and the SWA cache manager must agree on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SwaEviction = Literal["lfu", "lru"]
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest integer not below a / b, for b > 0."""
+    return -(-a // b)
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Pool sizes and rules of one engine. `sliding_window` in tokens; None means no sliding layers."""
+
+    block_size: int
+    num_fa_blocks: int
+    num_swa_blocks: int = 0
+    sliding_window: int | None = None
+    enable_prefix_caching: bool = True
+    window_open_at_start: bool = True
+    swa_eviction: SwaEviction = "lfu"
+    plan_ahead: bool = True
+    """Whether a step may be planned while one runs: a prefill then needs room for two chunks."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.num_fa_blocks < 1:
+            raise ValueError(f"empty cache: {self}")
+        if self.sliding_window is not None and (self.sliding_window < 1 or self.num_swa_blocks < 1):
+            raise ValueError(f"sliding layers without a window or a pool: {self}")
+
+    @property
+    def has_swa(self) -> bool:
+        return self.sliding_window is not None
+
+    @property
+    def window_blocks(self) -> int:
+        """W_blocks = ceil(W / B)."""
+        return ceil_div(self.sliding_window or 0, self.block_size)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """FA blocks of a request whose first `num_tokens` are computed: always room for one more token."""
+        return num_tokens // self.block_size + 1
+
+    def first_window_block(self, num_tokens: int) -> int:
+        """First block that the next token after `num_tokens` may read in the sliding layers."""
+        return max(0, num_tokens - (self.sliding_window or 0)) // self.block_size
