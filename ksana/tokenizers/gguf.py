@@ -1,0 +1,200 @@
+"""The tokenizer out of a GGUF file: vocabulary, merges, special tokens and chat template from its metadata.
+
+Two kinds (`tokenizer.ggml.model`): "gpt2" is byte-level BPE, whose words `tokenizer.ggml.pre` names; "llama"
+is SentencePiece BPE with a score per token and single bytes for what the vocabulary lacks. Where a file
+names its pre-tokenizer, the ids are those of the model's own tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from ksana.errors import ModelLoadError
+from ksana.models.gguf_file import GgufFile
+from ksana.tokenizers.chat_template import ChatTemplate
+from ksana.tokenizers.pieces import pieces_of
+from ksana.tokenizers.post_processing import set_bos_eos
+from ksana.tokenizers.sentencepiece_merges import derive_merges
+from ksana.tokenizers.split_patterns import byte_level_style
+from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+"""`tokenizer.ggml.token_type`."""
+
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
+"""Control tokens that end an answer where the chat template uses them: files often name only the end of the
+document as their eos."""
+_SPACE = "\u2581"
+
+
+class _Metadata:
+    """The `tokenizer.ggml.*` values of a file, checked as they are read."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.source = str(file.path)
+        self.tokens: list[str] = self._list("tokens")
+        self.types: list[int] = self._list("token_type", self.tokens, default=1)
+
+    def _list(self, name: str, alongside: list[Any] | None = None, default: Any = None) -> list[Any]:
+        values = self.value(name)
+        if values is None and default is not None and alongside is not None:
+            return [default] * len(alongside)
+        if not isinstance(values, list) or not values:
+            raise ModelLoadError(f"{self.source}: there is no list tokenizer.ggml.{name}")
+        if alongside is not None and len(values) != len(alongside):
+            raise ModelLoadError(
+                f"{self.source}: tokenizer.ggml.{name} has {len(values)} items for {len(alongside)} tokens"
+            )
+        return values
+
+    def value(self, name: str, default: Any = None) -> Any:
+        return self.file.get(f"tokenizer.ggml.{name}", default)
+
+    def scores(self) -> list[float]:
+        return self._list("scores", self.tokens)
+
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = [merge.partition(" ") for merge in self._list("merges")]
+        if not all(left and right and " " not in right for left, _, right in pairs):
+            raise ModelLoadError(f"{self.source}: tokenizer.ggml.merges has an item that is not a pair")
+        return [(left, right) for left, _, right in pairs]
+
+    def token_id(self, name: str) -> int | None:
+        token_id = self.value(name)
+        if token_id is None:
+            return None
+        if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
+            raise ModelLoadError(
+                f"{self.source}: tokenizer.ggml.{name} is {token_id!r}, not one of {len(self.tokens)} tokens"
+            )
+        return token_id
+
+    def ids_of_type(self, *kinds: int) -> list[int]:
+        return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
+
+
+def load_gguf_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
+    """Build the tokenizer that a GGUF file describes. `chat_template` replaces the file's own.
+
+    Takes 0.2 s for 49,152 tokens of byte-level BPE, 2 s for 262,144 of SentencePiece, whose merges have to
+    be found. Raises ModelLoadError for metadata that is missing, contradictory or of an unknown kind.
+    """
+    file = GgufFile(path)
+    metadata = _Metadata(file)
+    kind = metadata.value("model")
+    if kind == "gpt2":
+        backend, adds_bos = _byte_level(metadata)
+    elif kind == "llama":
+        backend, adds_bos = _sentencepiece(metadata), True
+    else:
+        raise ModelLoadError(
+            f"{path}: the tokenizer kind {kind!r} (tokenizer.ggml.model) is not gpt2 or llama"
+        )
+    named = {
+        role: metadata.tokens[token_id]
+        for role, key in _NAMED.items()
+        if (token_id := metadata.token_id(key)) is not None
+    }
+    set_bos_eos(
+        backend,
+        bos=named.get("bos_token") if metadata.value("add_bos_token", adds_bos) else None,
+        eos=named.get("eos_token") if metadata.value("add_eos_token", False) else None,
+    )
+    template = chat_template if chat_template is not None else file.get("tokenizer.chat_template")
+    return Tokenizer(
+        backend,
+        pieces_of(backend, str(path)),
+        SpecialTokens(named, metadata.token_id("bos_token_id"), _eos_ids(metadata, template)),
+        ChatTemplate(template, named, str(path)) if isinstance(template, str) else None,
+        str(path),
+    )
+
+
+def _byte_level(metadata: _Metadata) -> tuple[Backend, bool]:
+    style = byte_level_style(metadata.value("pre", "default"), metadata.source)
+    vocabulary = {token: token_id for token_id, token in enumerate(metadata.tokens)}
+    backend = _backend(
+        metadata, models.BPE(vocabulary, metadata.merges(), fuse_unk=False, ignore_merges=style.ignore_merges)
+    )
+    normalizer = style.normalizer()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = style.splitter()
+    backend.decoder = decoders.ByteLevel()
+    _add_whole_tokens(backend, metadata, vocabulary)
+    return backend, style.adds_bos
+
+
+def _sentencepiece(metadata: _Metadata) -> Backend:
+    gemma = str(metadata.file.get("general.architecture", "")).startswith("gemma")
+    tokens, ranks = metadata.tokens, [-score for score in metadata.scores()]
+    if gemma:
+        # Gemma's files write runs of spaces as spaces, and their scores do not follow the order of the
+        # merges; the order of the tokens does.
+        tokens = [
+            _SPACE * len(token) if len(token) > 1 and not token.strip(" ") else token for token in tokens
+        ]
+        ranks = list(map(float, range(len(tokens))))
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = derive_merges(ranks, vocabulary, whole=metadata.ids_of_type(_UNKNOWN, _CONTROL, _BYTE))
+    unknown_id = metadata.token_id("unknown_token_id")
+    backend = _backend(
+        metadata,
+        models.BPE(
+            vocabulary,
+            merges,
+            fuse_unk=True,
+            byte_fallback=True,
+            unk_token=None if unknown_id is None else tokens[unknown_id],
+        ),
+    )
+    prefix = bool(metadata.value("add_space_prefix", not gemma))
+    text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if gemma:
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    else:
+        scheme = "first" if prefix else "never"
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    backend.decoder = decoders.Sequence([*text, decoders.Strip(" ", 1, 0)] if prefix else text)
+    _add_whole_tokens(backend, metadata, vocabulary)
+    return backend
+
+
+def _backend(metadata: _Metadata, model: models.BPE) -> Backend:
+    if len(set(metadata.tokens)) != len(metadata.tokens):
+        raise ModelLoadError(f"{metadata.source}: tokenizer.ggml.tokens has a token twice")
+    return Backend(model)
+
+
+def _add_whole_tokens(backend: Backend, metadata: _Metadata, vocabulary: Mapping[str, int]) -> None:
+    """Tokens that are found whole in a text: control tokens (special) and those the model's makers added."""
+    named = {metadata.token_id(key) for key in _NAMED.values()} - {None}
+    control = sorted({*metadata.ids_of_type(_CONTROL), *named})  # type: ignore[type-var]  # None is taken out
+    backend.add_special_tokens(
+        [AddedToken(metadata.tokens[i], normalized=False, special=True) for i in control if i is not None]
+    )
+    added = [
+        metadata.tokens[i] for i in metadata.ids_of_type(_USER_DEFINED) if metadata.tokens[i] in vocabulary
+    ]
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
+
+
+def _eos_ids(metadata: _Metadata, template: Any) -> tuple[int, ...]:
+    ids = [metadata.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    if isinstance(template, str):
+        control = {metadata.tokens[i]: i for i in metadata.ids_of_type(_CONTROL)}
+        ids += [control.get(token) for token in _ENDS_OF_TURN if token in template]
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
