@@ -214,6 +214,7 @@ class BlockAllocator:
                 for b in request.fa_block_ids[first_index:end_index]
             ),
             num_matched=request.num_matched if taken.is_new else 0,
+            count_hits=taken.demand.new is not None and not taken.demand.new.resumed,
         )
 
     def _swa_batch_done(self, done: SwaBatchDone) -> list[Said]:

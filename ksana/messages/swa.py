@@ -72,6 +72,8 @@ class SwaDemand(Value):
     """FA blocks of a running request from the end of its SWA table on; of a new one, from the start."""
     num_matched: int = 0
     """How many of fa_blocks are the FA hit: the path that the match walks."""
+    count_hits: bool = False
+    """Whether the match counts as a hit of its blocks: not for a request that ran before."""
 
 
 class SwaBatch(Message):

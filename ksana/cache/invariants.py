@@ -1,0 +1,44 @@
+"""What holds between the block allocator and the SWA cache manager, while no batch is open."""
+
+from __future__ import annotations
+
+from ksana.cache.block_allocator import BlockAllocator
+from ksana.cache.cached_request import CachedRequest
+from ksana.cache.swa_manager import SWACacheManager, SwaRequest
+from ksana.errors import InvariantViolated
+
+
+def check_together(allocator: BlockAllocator, manager: SWACacheManager | None) -> None:
+    """The full check of both, and of what they must agree on. O(pools). Raises InvariantViolated."""
+    if allocator.is_batch_open:
+        raise InvariantViolated("only between batches the two agree")
+    allocator.check()
+    if manager is None:
+        return
+    manager.check()
+    if sorted(allocator.fa.requests) != sorted(manager.requests):
+        raise InvariantViolated(f"running: {sorted(allocator.fa.requests)}, {sorted(manager.requests)}")
+    for request_id, request in allocator.fa.requests.items():
+        _check_window(allocator, manager, request, manager.requests[request_id])
+    for entry in manager.cache.fixed_entries():
+        if entry.fa_block_id not in allocator.fa.tree:
+            raise InvariantViolated(f"its FA block is not in the tree: {entry}")
+        if entry.fa_generation != allocator.fa.pool.generation(entry.fa_block_id):
+            raise InvariantViolated(f"it belongs to an earlier life of its FA block: {entry}")
+
+
+def _check_window(
+    allocator: BlockAllocator, manager: SWACacheManager, request: CachedRequest, swa: SwaRequest
+) -> None:
+    """Every position in the window of a running request has a live SWA block that hangs on its FA block."""
+    config = allocator.config
+    first_needed = config.first_window_block(request.num_computed)
+    if not swa.first_index == request.swa_first <= first_needed:
+        raise InvariantViolated(f"the window starts at block {first_needed}: {request}, {swa}")
+    if not swa.end_index == request.swa_end >= -(-request.num_planned // config.block_size):
+        raise InvariantViolated(f"the SWA table is too short: {request}, {swa}")
+    for index, entry in enumerate(swa.entries, swa.first_index):
+        if not manager.cache.pool.owner_count(entry.swa_block_id):
+            raise InvariantViolated(f"block {index} of {request} could be evicted: {entry}")
+        if entry.fa_block_id != request.fa_block_ids[index]:
+            raise InvariantViolated(f"block {index} of {request} hangs elsewhere: {entry}")

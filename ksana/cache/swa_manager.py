@@ -1,0 +1,285 @@
+"""The SWA cache manager: answers the block allocator's one batch per step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from ksana.cache.cache_config import CacheConfig, ceil_div
+from ksana.cache.swa_cache import SwaCache
+from ksana.cache.swa_entry import SwaEntry
+from ksana.cache.window_match import last_valid_end, registered_blocks
+from ksana.errors import InvariantViolated
+from ksana.messages.base import Message, PoolEpoch, RequestId
+from ksana.messages.blocks import NO_BLOCK, BlockTableEdit, ResetPools, TableEdits
+from ksana.messages.swa import (
+    SwaBatch,
+    SwaBatchDone,
+    SwaDemand,
+    SwaGranted,
+    SwaRefused,
+    SwaRelease,
+    SwaUpdate,
+)
+
+Said = tuple[Literal["block_allocator"], Message]
+
+
+class SwaRequest(msgspec.Struct):
+    """The SWA block table of a running request: entries for blocks first_index, first_index + 1, ..."""
+
+    first_index: int
+    entries: list[SwaEntry]
+    num_reserved: int = 0
+    """Blocks it may need at once while its prompt is computed."""
+
+    @property
+    def end_index(self) -> int:
+        return self.first_index + len(self.entries)
+
+    @property
+    def num_set_aside(self) -> int:
+        return max(0, self.num_reserved - len(self.entries))
+
+
+class SWACacheManager:
+    """Core of the SWA cache manager.
+
+    Receives  SwaBatch and ResetPools from the block allocator.
+    Sends     SwaBatchDone to the block allocator: one for each SwaBatch.
+    Owns      the SWA pool, the SWA entries, the SWA block tables.
+    Never     evicts while the idle pool has blocks, or for a demand that it refuses.
+    If it fails  it has raised InvariantViolated: a bug, here or in the block allocator.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        if not config.has_swa:
+            raise ValueError("this model has no sliding layers")
+        self.config = config
+        self.cache = SwaCache(config)
+        self.requests: dict[RequestId, SwaRequest] = {}
+        self.num_set_aside = 0
+        """Blocks that admission promised to running requests and that they have not taken yet."""
+        self._epoch: PoolEpoch | None = None
+
+    def next_timer_s(self) -> float | None:
+        return None
+
+    def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:  # noqa: ARG002
+        said: list[Said] = []
+        for message in messages:
+            if isinstance(message, SwaBatch):
+                said.append(("block_allocator", self._batch(message)))
+            elif isinstance(message, ResetPools):
+                self._reset(message.pool_epoch)
+            else:
+                raise InvariantViolated(f"the SWA cache manager was sent {type(message).__name__}")
+            self.cache.check_sums()
+        return said
+
+    def _reset(self, epoch: PoolEpoch) -> None:
+        num_evictions = self.cache.num_evictions
+        self.cache = SwaCache(self.config)
+        self.cache.num_evictions = num_evictions
+        self.requests = {}
+        self.num_set_aside = 0
+        self._epoch = epoch
+
+    def _batch(self, batch: SwaBatch) -> SwaBatchDone:
+        if self._epoch is None:
+            self._epoch = batch.pool_epoch
+        if batch.pool_epoch != self._epoch:
+            raise InvariantViolated(f"SwaBatch of epoch {batch.pool_epoch} in epoch {self._epoch}")
+        self.cache.step_done(batch.done_step_id)
+        edits: dict[RequestId, dict[int, int]] = {}
+        for update in batch.updates:
+            self._update(update, edits.setdefault(update.request_id, {}))
+        for release in batch.releases:
+            self._release(release)
+            edits.pop(release.request_id, None)
+        for fa_block in batch.evicted:
+            self.cache.forget(fa_block)
+        grants, refusals = self._take_all(batch)
+        return SwaBatchDone(
+            pool_epoch=batch.pool_epoch,
+            step_id=batch.step_id,
+            grants=tuple(grants),
+            refusals=tuple(refusals),
+            edits=tuple(
+                TableEdits(request_id=request_id, swa_edits=_edits(changes.items()))
+                for request_id, changes in edits.items()
+                if changes
+            ),
+            swa_use=self.cache.pool.use(),
+            num_evictions=self.cache.num_evictions,
+        )
+
+    def _update(self, update: SwaUpdate, changes: dict[int, int]) -> None:
+        """Filled blocks become fixed, then blocks outside the window lose the request's reference."""
+        request = self._running(update.request_id)
+        for filled in update.filled:
+            offset = filled.index - request.first_index
+            own = request.entries[offset]
+            entry = self.cache.fix(own, filled, update.last_step_id)
+            if entry is not own:
+                request.entries[offset] = entry
+                changes[filled.index] = entry.swa_block_id
+        num_left = update.first_index - request.first_index
+        if not 0 <= num_left <= len(request.entries):
+            raise InvariantViolated(f"{update} does not fit {request.first_index} to {request.end_index}")
+        if num_left:
+            self.num_set_aside -= request.num_set_aside
+            # Steps in flight start behind the computed tokens, so none of them reads these blocks.
+            self.cache.release(request.entries[:num_left], 0)
+            del request.entries[:num_left]
+            changes.update((index, NO_BLOCK) for index in range(request.first_index, update.first_index))
+            request.first_index = update.first_index
+            self.num_set_aside += request.num_set_aside
+
+    def _release(self, release: SwaRelease) -> None:
+        request = self._running(release.request_id)
+        del self.requests[release.request_id]
+        self.num_set_aside -= request.num_set_aside
+        self.cache.release(request.entries, release.last_step_id)
+
+    def _running(self, request_id: RequestId) -> SwaRequest:
+        request = self.requests.get(request_id)
+        if request is None:
+            raise InvariantViolated(f"request {request_id} has no SWA blocks, but is spoken of as running")
+        return request
+
+    # Demands
+
+    def _take_all(self, batch: SwaBatch) -> tuple[list[SwaGranted], list[SwaRefused]]:
+        grants: list[SwaGranted] = []
+        refusals: list[SwaRefused] = []
+        budget = batch.token_budget
+        for demand in batch.demands:
+            outcome: SwaGranted | SwaRefused
+            if not demand.is_new:
+                outcome = self._take_for_running(demand, budget)
+            elif refusals:
+                outcome = SwaRefused(request_id=demand.request_id, reason="behind")
+            else:
+                outcome = self._take_for_new(demand, budget, batch.token_budget)
+            if isinstance(outcome, SwaGranted):
+                budget -= outcome.num_tokens
+                grants.append(outcome)
+            else:
+                refusals.append(outcome)
+        return grants, refusals
+
+    def _take_for_running(self, demand: SwaDemand, budget: int) -> SwaGranted | SwaRefused:
+        request = self._running(demand.request_id)
+        if demand.first_index != request.end_index:
+            raise InvariantViolated(f"{demand} does not go on at block {request.end_index}")
+        num_tokens = min(demand.num_tokens, budget, demand.max_end - demand.start)
+        if num_tokens < 1:
+            return SwaRefused(request_id=demand.request_id, reason="budget")
+        end_index = ceil_div(demand.start + num_tokens, self.config.block_size)
+        num_fresh = max(0, end_index - request.end_index)
+        if num_fresh > self.cache.room:
+            return SwaRefused(request_id=demand.request_id, reason="no_room")
+        first_index = request.end_index
+        entries = self.cache.allocate(first_index, demand.fa_blocks[:num_fresh])
+        self.num_set_aside -= request.num_set_aside
+        request.entries.extend(entries)
+        if not demand.num_reserved_tokens:
+            request.num_reserved = 0
+        self.num_set_aside += request.num_set_aside
+        return self._granted(demand, demand.start, num_tokens, first_index, entries)
+
+    def _take_for_new(self, demand: SwaDemand, budget: int, step_budget: int) -> SwaGranted | SwaRefused:
+        """Both phases of the match, and blocks for the tokens behind the endpoint."""
+        if demand.request_id in self.requests:
+            raise InvariantViolated(f"request {demand.request_id} has SWA blocks already")
+        config, cache = self.config, self.cache
+        matched = demand.fa_blocks[: demand.num_matched]
+        endpoint = last_valid_end(
+            map(cache.is_valid, matched),
+            config.window_blocks,
+            window_open_at_start=config.window_open_at_start,
+        )
+        start = endpoint * config.block_size
+        num_left = demand.num_total_tokens - start
+        num_tokens = min(demand.num_tokens, num_left, budget, demand.max_end - start)
+        if num_tokens < 1:
+            return SwaRefused(request_id=demand.request_id, reason="budget")
+        window = registered_blocks(endpoint, config.window_blocks)
+        end_index = ceil_div(start + num_tokens, config.block_size)
+        num_fresh = end_index - endpoint
+        if len(window) + num_fresh > cache.pool.num_blocks:
+            return SwaRefused(request_id=demand.request_id, reason="never")
+        reserved_end = max(end_index, ceil_div(demand.num_reserved_tokens, config.block_size))
+        num_peak = self._num_peak(reserved_end - window.start, min(step_budget, num_left))
+        num_pinned = sum(cache.is_reclaimable(matched[index].fa_block_id) for index in window)
+        room = cache.room - num_pinned - self.num_set_aside
+        if max(num_fresh, num_peak - len(window)) > room:
+            return SwaRefused(request_id=demand.request_id, reason="no_room")
+
+        entries = []
+        for index in window:
+            fa_block_id = matched[index].fa_block_id
+            entries.append(cache.set_reclaimable(fa_block_id, False))
+            if demand.count_hits:
+                cache.increment_hit_count(fa_block_id)
+        entries.extend(cache.allocate(endpoint, demand.fa_blocks[endpoint:end_index]))
+        request = SwaRequest(window.start, entries, num_peak)
+        self.requests[demand.request_id] = request
+        self.num_set_aside += request.num_set_aside
+        return self._granted(demand, start, num_tokens, window.start, entries)
+
+    def _num_peak(self, num_blocks: int, chunk_tokens: int) -> int:
+        """SWA blocks that computing `num_blocks` needs at once: one window, one block, and the chunks that
+        run or are planned. Never more than the pool, which start-up has found large enough for one."""
+        num_chunks = 2 if self.config.plan_ahead else 1
+        chunk_blocks = ceil_div(chunk_tokens, self.config.block_size)
+        num_peak = self.config.window_blocks + num_chunks * chunk_blocks + 1
+        return min(num_blocks, num_peak, self.cache.pool.num_blocks)
+
+    def _granted(
+        self, demand: SwaDemand, start: int, num_tokens: int, first_index: int, entries: list[SwaEntry]
+    ) -> SwaGranted:
+        places = enumerate((entry.swa_block_id for entry in entries), first_index)
+        return SwaGranted(
+            request_id=demand.request_id, start=start, num_tokens=num_tokens, edits=_edits(places)
+        )
+
+    # Checks
+
+    def check(self) -> None:
+        """Everything that holds inside this actor, O(pool)."""
+        self.cache.check()
+        set_aside = 0
+        owners: dict[int, int] = {}
+        for request in self.requests.values():
+            set_aside += request.num_set_aside
+            for entry in request.entries:
+                owners[entry.swa_block_id] = owners.get(entry.swa_block_id, 0) + 1
+        if set_aside != self.num_set_aside:
+            raise InvariantViolated(f"{set_aside} SWA blocks are set aside, not {self.num_set_aside}")
+        for swa_block_id in range(self.cache.pool.num_blocks):
+            if self.cache.pool.owner_count(swa_block_id) != owners.get(swa_block_id, 0):
+                raise InvariantViolated(f"SWA block {swa_block_id}: owners and tables disagree")
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as plain values."""
+        return {
+            "epoch": self._epoch,
+            "cache": self.cache.snapshot(),
+            "requests": [
+                (
+                    request_id,
+                    request.first_index,
+                    request.num_reserved,
+                    [e.swa_block_id for e in request.entries],
+                )
+                for request_id, request in self.requests.items()
+            ],
+        }
+
+
+def _edits(places: Iterable[tuple[int, int]]) -> tuple[BlockTableEdit, ...]:
+    return tuple(BlockTableEdit(index=index, block_id=block_id) for index, block_id in places)
