@@ -61,7 +61,7 @@ class MeteredFunctions:
         """Jinja's tests, paid for."""
         return {name: self._metered(test) for name, test in TESTS.items()}
 
-    def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _metered(self, function: Any) -> Callable[..., Any]:
         @functools.wraps(function)  # keeps the mark by which Jinja passes its context
         def metered(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget()

@@ -187,7 +187,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if __obj.__name__ == "replace":
                 return __self._replace(owner, *args, **kwargs)
             budget.make(2 * len(owner) + num_chars)
-        return ImmutableSandboxedEnvironment.call(__self, __context, __obj, *args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)  # type: ignore[call-arg]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = self.budget
