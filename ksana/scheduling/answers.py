@@ -47,7 +47,8 @@ def _take_refusals(
         if request is None:
             continue
         if refusal.reason == "never":
-            end(state, request, _too_large(state, settings, request), act)
+            if not request.num_in_flight:  # else the token on its way may end it in peace
+                end(state, request, _too_large(state, settings, request), act)
         elif refusal.reason == "no_room":
             if request.phase == "running":
                 needs_room.append(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ksana.messages.base import RequestId
-from ksana.messages.blocks import ResetPools
+from ksana.messages.blocks import PoolUse, ResetPools
 from ksana.messages.outputs import Failed
 from ksana.messages.steps import WorkerLost, WorkerReady
 from ksana.scheduling.activation import Activation
@@ -41,7 +41,15 @@ def worker_ready(state: SchedulerState, message: WorkerReady, act: Activation) -
     state.worker = "ready"
     state.pool_epoch = message.pool_epoch
     state.last_progress_s = act.now_s
+    state.fa_use, state.swa_use = _emptied(state.fa_use), _emptied(state.swa_use)
     act.said.append(("block_allocator", ResetPools(pool_epoch=message.pool_epoch)))
+
+
+def _emptied(use: PoolUse | None) -> PoolUse | None:
+    if use is None:
+        return None
+    num_blocks = use.num_blocks
+    return PoolUse(num_blocks=num_blocks, num_free=num_blocks, num_cached=0, num_referenced=0, num_deferred=0)
 
 
 def fail_all(state: SchedulerState, outcome: Failed, act: Activation) -> None:

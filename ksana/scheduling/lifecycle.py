@@ -139,10 +139,12 @@ def retire_leaving(state: SchedulerState, settings: SchedulerSettings) -> None:
             continue
         state.stalled = False
         if request.holds_blocks:
-            report_computed(state, request, settings.block_size)
+            report_computed(state, request, settings)
             state.releases.append(request_id)
         if request.on_worker:
             state.drops.append(request_id)
+        if state.edits:
+            state.edits = [edit for edit in state.edits if edit.request_id != request_id]
         if request.phase == "preempting":
             forget_run(request)
             state.to_waiting(request)
@@ -159,11 +161,16 @@ def forget_run(request: RequestState) -> None:
     request.num_reported_computed = request.num_reported_tokens = 0
 
 
-def report_computed(state: SchedulerState, request: RequestState, block_size: int) -> None:
-    """Tell the block allocator what is computed, but only when that fills a block: nothing else is of use
-    to it, and so a decode is reported once in `block_size` steps."""
-    computed = request.num_computed
-    if computed // block_size == request.num_reported_computed // block_size or request.kv_is_suspect:
+def report_computed(state: SchedulerState, request: RequestState, settings: SchedulerSettings) -> None:
+    """Tell the block allocator what is computed, but only when that fills a block or moves one out of the
+    window: nothing else is of use to it, and so a decode is reported once or twice in `block_size` steps."""
+    computed, before = request.num_computed, request.num_reported_computed
+    size = settings.block_size
+    if computed // size == before // size:
+        window = settings.sliding_window
+        if window is None or (computed - window) // size == (before - window) // size or computed < window:
+            return
+    if request.kv_is_suspect:
         return
     state.updates.append(
         UpdateRequestTokens(

@@ -33,7 +33,6 @@ def take_results(state: SchedulerState, settings: SchedulerSettings, done: StepD
     counters = state.counters
     counters.num_steps += 1
     requests = state.requests
-    block_size = settings.block_size
     for row, result in zip(step.rows, done.results, strict=True):
         request = requests[row.request_id]
         request.num_in_flight -= 1
@@ -51,7 +50,7 @@ def take_results(state: SchedulerState, settings: SchedulerSettings, done: StepD
         if row.sample:
             _take_token(state, request, result.token_ids[0], act)
         if request.phase == "running":
-            report_computed(state, request, block_size)
+            report_computed(state, request, settings)
 
 
 def _take_token(state: SchedulerState, request: RequestState, token_id: int, act: Activation) -> None:

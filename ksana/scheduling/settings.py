@@ -14,6 +14,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+    sliding_window: int | None = None
+    """Of the sliding layers; None without any. Their blocks are given up as it moves on."""
     plan_ahead: bool = True
     max_new_per_plan: int = 16
     """Waiting requests asked for in one batch: bounds the size of a PlanBlocks message."""
