@@ -19,6 +19,7 @@ from ksana.gateway.limits import ENGINE_GRACE_S
 from ksana.gateway.outputs import Indexed, Outputs
 from ksana.messages.outputs import Finished, PromptAccepted, TextDelta, Usage
 from ksana.messages.requests import Prompt, SamplingParams
+from ksana.sampling.params import validate
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +71,16 @@ async def answer(gateway: Gateway, ask: Ask, form: Form) -> Response:
     Raises RequestError or ServiceError as long as no byte has been sent: whether a stream starts at all is
     decided when the first output is there. Afterwards a failure is written into the stream.
     """
-    outputs = _start(gateway, ask)
-    if not ask.stream:
-        results = await _collect(outputs, len(ask.prompts))
-        return Response(sse.encode_json(form.whole(results)), content_type="application/json")
-    first = await outputs.first()
+    try:
+        outputs = _start(gateway, ask)
+        if not ask.stream:
+            results = await _collect(outputs, len(ask.prompts))
+            return Response(sse.encode_json(form.whole(results)), content_type="application/json")
+        first = await outputs.first()
+    except BaseException:
+        # Not only when the error has been sent: what still runs for this request is wasted.
+        request_scope().close()
+        raise
     response = Response(_stream(outputs, first, form), content_type=form.content_type, headers=sse.HEADERS)
     response.timeout = None
     return response
@@ -83,6 +89,8 @@ async def answer(gateway: Gateway, ask: Ask, form: Form) -> Response:
 def _start(gateway: Gateway, ask: Ask) -> Outputs:
     """Ask the engine for every prompt. If one is refused, those before it are given up."""
     gateway.traffic.check_open()
+    model = gateway.client.model
+    validate(ask.sampling, model.vocab_size, model.max_model_len)
     scope = request_scope()
     timeout_s = float(gateway.settings.request_timeout)
     streams: list[OutputStream] = []

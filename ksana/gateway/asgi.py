@@ -59,8 +59,7 @@ class HttpConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         scope = cast(dict[str, Any], self.scope)
-        if not scope["path"].startswith("/"):
-            scope["path"] = "/" + scope["path"]
+        scope["path"] = _path_only(scope["path"])
         started_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             own = scope[_SCOPE_KEY] = RequestScope(nursery)
@@ -72,6 +71,13 @@ class HttpConnection(TrioASGIHTTPConnection):
             finally:
                 own.close()
                 _log(scope, answer, own.request_id, trio.current_time() - started_s)
+
+
+def _path_only(target: str) -> str:
+    """The path of a request target that may also be a whole URL, `*`, or nothing."""
+    if target.startswith("/"):
+        return target
+    return "/" + target.partition("://")[2].partition("/")[2]
 
 
 class _Answer:

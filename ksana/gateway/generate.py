@@ -19,16 +19,12 @@ from ksana.gateway import sse
 from ksana.gateway.answer import Ask, Result, answer
 from ksana.gateway.context import Gateway
 from ksana.gateway.errors import ApiError, error_body
-from ksana.gateway.limits import (
-    MAX_CACHE_SALT,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOKEN_ID,
-)
+from ksana.gateway.limits import MAX_CACHE_SALT, MAX_TOKEN_ID
 from ksana.gateway.request_body import check_neutral, convert, read_request
 from ksana.gateway.sampling_fields import StopString, TokenId, draw_seed
 from ksana.messages.outputs import Finished, PromptAccepted, TextDelta, Usage
 from ksana.messages.requests import Prompt, SamplingParams, TextPrompt, TokensPrompt
+from ksana.sampling.params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 END_OF_RECORD = b"\0"
 
@@ -64,7 +60,7 @@ SAMPLING_NEUTRAL: dict[str, tuple[Any, ...]] = {
 class SamplingConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """KsanaLLM's names; `top_k`, `top_p`, `max_tokens` and `stop` are accepted beside them."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
     topk: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
     topp: Annotated[float, Meta(ge=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None

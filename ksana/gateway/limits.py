@@ -32,9 +32,6 @@ MAX_CONTENT_PARTS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 """Ids are checked against the vocabulary by the engine; this keeps them machine-sized until then."""
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 256
 MAX_CACHE_SALT = 256
 MAX_METADATA = 64
 MAX_USER_LENGTH = 1024

@@ -12,17 +12,15 @@ from ksana.errors import RequestError
 from ksana.gateway.limits import (
     MAX_CACHE_SALT,
     MAX_METADATA,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
     MAX_TOKEN_ID,
     MAX_USER_LENGTH,
 )
 from ksana.messages.requests import SamplingParams
+from ksana.sampling.params import MAX_STOP_STRING_LEN, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)]
-StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_LEN)]
 Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]
 
 
@@ -33,18 +31,21 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenAiFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What /v1/chat/completions and /v1/completions have in common. None stands for the default."""
+    """What /v1/chat/completions and /v1/completions have in common. None stands for the default.
+
+    Types and lengths are checked here, values by `ksana.sampling.params.validate`.
+    """
 
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
     max_tokens: NumTokens | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: float | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None

@@ -35,13 +35,15 @@ _BACKLOG = 1024
 class Server:
     """Serves one application.
 
-    `stop` begins the end: new requests are refused with a 503, running ones get `drain_timeout` seconds, then
-    an error at the end of their streams, then their connections are closed. `hurry` skips the waiting.
+    `stop` begins the end: new requests are refused with a 503, running ones get `drain_timeout` seconds,
+    then an error at the end of their streams, then their connections are closed. `hurry` skips the waiting.
+    `stopped` is set when all that is over.
     """
 
     def __init__(self, app: ASGIFramework, settings: Settings, traffic: Traffic) -> None:
         self.stop = trio.Event()
         self.hurry = trio.Event()
+        self.stopped = trio.Event()
         self._app = ASGIWrapper(app)
         self._settings = settings
         self._traffic = traffic
@@ -66,6 +68,7 @@ class Server:
                 await self._drain()
                 accepting.cancel_scope.cancel()
             await self._close(connections)
+        self.stopped.set()
 
     async def _accept(self, listeners: list[trio.SocketListener], connections: trio.Nursery) -> None:
         await trio.serve_listeners(self._handle, listeners, handler_nursery=connections)

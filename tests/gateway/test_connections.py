@@ -1,0 +1,173 @@
+"""HTTP as it comes over a socket: closing, keeping alive, limits, and what is no HTTP at all."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from ksana.gateway import app as app_module
+from ksana.gateway import server as server_module
+from tests.gateway.fake_client import says
+from tests.gateway.serving import CHAT, connect, eventually, raw_post, read_all, read_until, running
+
+STREAM = {**CHAT, "stream": True}
+GET = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("version", "headers"), [("1.1", ["Connection: close"]), ("1.0", []), ("1.0", ["Connection: close"])]
+)
+async def test_the_connection_is_closed_after_the_answer(
+    body: object, version: str, headers: list[str]
+) -> None:
+    async with running(says("a", "b")) as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(raw_post("/v1/chat/completions", body, *headers, version=version))
+        received = await read_all(stream, 2)
+        assert received.startswith(b"HTTP/1.1 200 ")
+        assert b'"length"' in received
+        await eventually(lambda: len(gateway.server._connections) == 0)
+
+
+async def test_a_connection_is_used_again() -> None:
+    async with running(says("a")) as gateway:
+        stream = await connect(gateway.port)
+        for body in (CHAT, STREAM, CHAT):
+            await stream.send_all(raw_post("/v1/chat/completions", body))
+            await read_until(stream, b"0\r\n\r\n" if body is STREAM else b'"cached_tokens":1}}}')
+        await stream.send_all(GET * 3)  # pipelined
+        received = b""
+        while received.count(b'"version"') < 3:
+            received += await read_until(stream, b"}")
+        await stream.aclose()
+
+
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HEADER_TIMEOUT_S", 0.2)
+    async with running() as gateway:
+        fresh, half, used = [await connect(gateway.port) for _ in range(3)]
+        await half.send_all(b"GET /version HTTP/1.1\r\nHos")
+        await used.send_all(GET)
+        for stream in (fresh, half, used):
+            await read_all(stream, 2)
+        await eventually(lambda: len(gateway.server._connections) == 0)
+
+
+async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "BODY_TIMEOUT_S", 0.2)
+    async with running() as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(raw_post("/v1/chat/completions", CHAT)[:-5])
+        received = await read_all(stream, 5)
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert b'"request_timeout"' in received
+
+
+async def test_a_declared_body_too_large_is_refused_unread() -> None:
+    async with running(max_body_bytes=1000) as gateway:
+        stream = await connect(gateway.port)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n"
+        await stream.send_all(head + b"x" * 100)
+        received = await read_all(stream, 5)
+        assert received.startswith(b"HTTP/1.1 413 ")
+        assert b'"body_too_large"' in received
+
+
+async def test_a_chunked_body_too_large_is_refused_while_it_comes() -> None:
+    async with running(max_body_bytes=100_000) as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        num_sent = 0
+        with trio.fail_after(10):
+            try:
+                while num_sent < 100_000_000:
+                    await stream.send_all(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                    num_sent += 65536
+            except trio.BrokenResourceError:
+                pass
+        assert num_sent < 100_000_000
+
+
+async def test_a_client_that_goes_on_sending_still_sees_the_413() -> None:
+    async with running(max_body_bytes=1000) as gateway:
+        answer = await gateway.http.post("/v1/chat/completions", content=b" " * 3_000_000)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "body_too_large"
+
+
+async def test_a_body_of_the_allowed_size_is_read() -> None:
+    text = "x" * 900_000
+    async with running(max_body_bytes=1_000_000) as gateway:
+        answer = await gateway.post("/v1/completions", {"prompt": text})
+        assert answer.status_code == 200
+        assert len(gateway.client.asked[0].prompt.text) == 900_000  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (b"GET /\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n" * 2, b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000, b"431"),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
+        (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            b"400",
+        ),
+    ],
+)
+async def test_what_is_no_http_is_told_so(sent: bytes, status: bytes) -> None:
+    async with running() as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(sent)
+        received = await read_all(stream)
+        assert received.startswith(b"HTTP/1.1 " + status), received[:100]
+        assert b'{"error":' in received
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET ?x=\xe4 HTTP/1.1", b"400"),
+        (b"GET ?x HTTP/1.1", b"404"),
+        (b"GET * HTTP/1.1", b"404"),
+        (b"GET http://elsewhere/version HTTP/1.1", b"200"),
+        (b"GET http://elsewhere HTTP/1.1", b"404"),
+        (b"GET http://[ HTTP/1.1", b"404"),
+        (b"GET /version?\xff HTTP/1.1", b"400"),
+        (b"GET /version?%ff=%00 HTTP/1.1", b"200"),
+        (b"PRI * HTTP/2.0", b"4"),
+        (b"GET /version HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHTTP2-Settings: x", b"200"),
+        (
+            b"GET /version HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13",
+            b"200",
+        ),
+        (b"HEAD /version HTTP/1.1", b"200"),
+        (b"BREW /version HTTP/1.1", b"405"),
+    ],
+)
+async def test_odd_requests(head: bytes, status: bytes) -> None:
+    async with running() as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(head + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = await read_all(stream)
+        assert received.startswith(b"HTTP/1.1 " + status), received[:200]
+
+
+async def test_more_connections_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "max_connections", lambda _settings: 3)
+    async with running() as gateway:
+        kept = [await connect(gateway.port) for _ in range(3)]
+        await eventually(lambda: len(gateway.server._connections) == 3)
+        extra = await connect(gateway.port)
+        assert (await read_all(extra)).startswith(b"HTTP/1.1 503 ")
+        await kept[0].aclose()
+        await eventually(lambda: len(gateway.server._connections) == 2)
+        assert (await gateway.http.get("/version")).status_code == 200
