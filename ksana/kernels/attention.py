@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ksana.kernels import reference
 from ksana.kernels.checks import fail, is_dense, is_heads
+from ksana.kernels.library import native
 
 
 def _check_tables(
@@ -83,6 +84,18 @@ def paged_attention(
         fail("paged_attention", "wants int64 positions [T]", positions=positions, q=q)
     if window is not None and window < 1:
         raise ValueError(f"paged_attention: window must be at least 1 or None, not {window}")
+    library = native()
+    if library is not None:
+        num_tokens, num_rows = q.shape[0], block_tables.shape[0]
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.float32)
+        if library.paged_attention(
+            *(q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr()),
+            *(query_starts.data_ptr(), positions.data_ptr(), out.data_ptr()),
+            *(num_tokens, num_rows, num_heads, num_kv_heads, head_dim, q.stride(0)),
+            *(num_blocks, block_size, block_tables.shape[1], window or 0, scale),
+        ):
+            raise library.error()
+        return out
     _check_tables(block_tables, query_starts, positions, window, num_blocks, block_size)
     return reference.paged_attention(
         q, k_cache, v_cache, block_tables, query_starts, positions, scale, window

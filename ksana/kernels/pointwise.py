@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ksana.kernels import reference
 from ksana.kernels.checks import fail, is_dense, is_heads
+from ksana.kernels.library import native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, add_one: bool = False) -> Tensor:
@@ -16,7 +17,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, add_one: bool = False) -> Te
     """
     if not is_dense(x) or not is_dense(weight) or x.dim() < 1 or weight.shape != x.shape[-1:]:
         fail("rms_norm", "wants contiguous float32 x [..., H] and weight [H]", x=x, weight=weight)
-    return reference.rms_norm(x, weight, eps, add_one)
+    library = native()
+    if library is None:
+        return reference.rms_norm(x, weight, eps, add_one)
+    out = torch.empty_like(x)
+    width = weight.shape[0]
+    rows = x.numel() // width if width else 0
+    library.rms_norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), rows, width, eps, float(add_one))
+    return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, add_one: bool = False) -> Tensor:
@@ -25,7 +33,20 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, add_on
         fail("add_rms_norm", "wants contiguous float32 x and residual [M, H]", x=x, residual=residual)
     if weight.shape != x.shape[-1:]:
         fail("add_rms_norm", "wants weight [H]", x=x, weight=weight)
-    return reference.add_rms_norm(x, residual, weight, eps, add_one)
+    library = native()
+    if library is None:
+        return reference.add_rms_norm(x, residual, weight, eps, add_one)
+    out = torch.empty_like(x)
+    width = weight.shape[0]
+    rows = x.numel() // width if width else 0
+    library.rms_norm(
+        *(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()),
+        rows,
+        width,
+        eps,
+        float(add_one),
+    )
+    return out
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -42,6 +63,15 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> N
         fail("rope", "wants float32 tables [max_pos, D/2]", cos=cos, sin=sin)
     if cos.shape[1] * 2 != q.shape[2]:
         fail("rope", "wants tables of D/2 columns", q=q, cos=cos)
+    library = native()
+    if library is not None:
+        num_tokens, num_heads, head_dim = q.shape
+        if library.rope(
+            *(q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos.data_ptr(), sin.data_ptr()),
+            *(num_tokens, num_heads, k.shape[1], head_dim // 2, q.stride(0), k.stride(0), cos.shape[0]),
+        ):
+            raise library.error()
+        return
     if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= cos.shape[0]):
         fail("rope", f"positions must be from 0 to {cos.shape[0] - 1}", positions=positions)
     reference.rope(q, k, positions, cos, sin)
@@ -51,14 +81,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """[M, 2I] -> [M, I]: silu of the first half times the second. Tolerance 1e-6 relative."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or not is_dense(gate_up):
         fail("silu_mul", "wants contiguous float32 [M, 2I]", gate_up=gate_up)
-    return reference.silu_mul(gate_up)
+    return _gated(gate_up, 0)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """[M, 2I] -> [M, I]: gelu (tanh form) of the first half times the second. Tolerance 2e-6 relative."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or not is_dense(gate_up):
         fail("gelu_tanh_mul", "wants contiguous float32 [M, 2I]", gate_up=gate_up)
-    return reference.gelu_tanh_mul(gate_up)
+    return _gated(gate_up, 1)
+
+
+def _gated(gate_up: Tensor, gelu: int) -> Tensor:
+    library = native()
+    if library is None:
+        return reference.gelu_tanh_mul(gate_up) if gelu else reference.silu_mul(gate_up)
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=torch.float32)
+    library.gated(gate_up.data_ptr(), out.data_ptr(), rows, width, gelu)
+    return out
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -75,6 +115,15 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         fail("write_kv", "heads of k and the cache differ", k=k, k_cache=k_cache)
     if not is_dense(slots, torch.int64) or slots.shape != k.shape[:1]:
         fail("write_kv", "wants int64 slots [T]", k=k, slots=slots)
+    library = native()
+    if library is not None:
+        num_tokens, num_heads, head_dim = k.shape
+        if library.write_kv(
+            *(k.data_ptr(), v.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr()),
+            *(num_tokens, num_heads, head_dim, k.stride(0), v.stride(0), k_cache.shape[0], k_cache.shape[2]),
+        ):
+            raise library.error()
+        return
     num_slots = k_cache.shape[0] * k_cache.shape[2]
     if len(slots) and (int(slots.min()) < -1 or int(slots.max()) >= num_slots):
         fail("write_kv", f"slots must be from -1 to {num_slots - 1}", slots=slots)

@@ -1,7 +1,8 @@
 """Plain-torch definitions of every kernel: the native ones are tested against them.
 
-They also run where there is no C compiler. They favour clearness over speed. A row's result still depends on nothing but that row: products are done
-in row tiles of one fixed shape, and attention one query token at a time, over the keys that token sees.
+They also run where there is no C compiler. They favour clearness over speed. A row's result still depends
+on nothing but that row: products are done in row tiles of one fixed shape, and attention one query token at a
+time, over the keys that token sees.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def kept_tokens(z: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         masses = (weights * WEIGHT_ONE).to(torch.int64)
         before = masses.cumsum(0) - masses
         wanted = torch.tensor(top_p, dtype=torch.float64) * masses.sum().double()
-        order = order[before.double() < wanted]
+        order = order[: max(1, int((before.double() < wanted).sum()))]
         weights = weights[: len(order)]
     if min_p > 0.0:
         order = order[weights >= torch.tensor(min_p, dtype=torch.float32)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ksana.kernels import sampling as native_sampling
+from ksana.kernels.library import native
 from ksana.messages.requests import SamplingParams
 from ksana.sampling.candidates import MAX_VOCABULARY, kept_tokens
 from ksana.sampling.noise import row_key
@@ -14,6 +17,12 @@ from ksana.sampling.noise_torch import gumbels
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would only lose precision."""
+
+MESSAGES = {
+    native_sampling.NAN_LOGIT: "the model's logits contain NaN; this request cannot go on",
+    native_sampling.INFINITE_LOGIT: "the model's logits contain +inf; this request cannot go on",
+    native_sampling.NOTHING_LEFT: "no token can be sampled: every logit is -inf or of a suppressed token",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,8 @@ class RowSampling:
     output_position: int
     """0-based position of the token to be drawn among the choice's output tokens."""
     suppressed_token_ids: tuple[int, ...] = ()
-    """Not drawn now: the caller leaves this empty once min_tokens is reached."""
+    """Not drawn now: the caller leaves this empty once min_tokens is reached. Ids beyond the vocabulary are
+    without effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +45,14 @@ class SampleError:
     message: str
 
 
-def sample(logits: Tensor, rows: list[RowSampling]) -> list[int | SampleError]:
+def sample(logits: Tensor, rows: Sequence[RowSampling]) -> list[int | SampleError]:
     """One token per row of logits float32 [R, V], which are left as they are.
 
     Order: suppressed ids out, temperature, top_k, top_p, min_p (see `candidates`), then the largest of
     z + Gumbel noise (see `noise`). Greedy rows take the largest logit. Equal ones: the lowest id.
-    A row with a NaN or +Inf, or with nothing finite left, gets a SampleError and harms no other.
+    A row with a NaN or +inf, or with nothing finite left, gets a SampleError and harms no other.
+    Parameters are taken to be valid (`ksana.sampling.params.validate`). Native and plain torch give the
+    same tokens. Raises ValueError for logits of another shape or type.
     """
     if (
         logits.dim() != 2
@@ -48,22 +60,39 @@ def sample(logits: Tensor, rows: list[RowSampling]) -> list[int | SampleError]:
         or not logits.is_cpu
         or len(rows) != len(logits)
     ):
-        raise ValueError(
-            f"sample: wants float32 logits [{len(rows)}, V], not {logits.dtype} {tuple(logits.shape)}"
-        )
+        shape = f"{logits.dtype} {tuple(logits.shape)} on {logits.device}"
+        raise ValueError(f"sample: wants float32 logits [{len(rows)}, V], not {shape}")
     if not 1 <= logits.shape[1] <= MAX_VOCABULARY:
         raise ValueError(
-            f"sample: a vocabulary of {logits.shape[1]} tokens; from 1 to {MAX_VOCABULARY} are possible"
+            f"sample: a vocabulary of {logits.shape[1]}; from 1 to {MAX_VOCABULARY} are possible"
         )
-    return [_sample_row(logits[index], row) for index, row in enumerate(rows)]
+    if not rows:
+        return []
+    library = native()
+    if library is None:
+        tokens = [sample_row(logits[index], row) for index, row in enumerate(rows)]
+    else:
+        tokens = native_sampling.sample_rows(library, logits.contiguous(), [_parameters(row) for row in rows])
+    return [token if token >= 0 else SampleError(MESSAGES[token]) for token in tokens]
 
 
-def _sample_row(logits: Tensor, row: RowSampling) -> int | SampleError:
-    if row.suppressed_token_ids:
-        logits = logits.index_fill(0, torch.tensor(row.suppressed_token_ids), float("-inf"))
+def _parameters(row: RowSampling) -> native_sampling.RowParameters:
+    p = row.sampling
+    temperature = p.temperature if p.temperature >= GREEDY_BELOW else 0.0
+    return (
+        *(p.seed, row.choice_index, row.output_position),
+        *(temperature, p.min_p, p.top_p, p.top_k, row.suppressed_token_ids),
+    )
+
+
+def sample_row(logits: Tensor, row: RowSampling) -> int:
+    """The definition, in plain torch: a token for logits [V], or a key of MESSAGES."""
+    suppressed = [token for token in row.suppressed_token_ids if 0 <= token < len(logits)]
+    if suppressed:
+        logits = logits.index_fill(0, torch.tensor(suppressed), float("-inf"))
     largest = logits.max()
     if not torch.isfinite(largest):
-        return SampleError(_not_finite(float(largest)))
+        return _what_is_wrong(float(largest))
     params = row.sampling
     if params.temperature < GREEDY_BELOW:
         return int((logits == largest).nonzero()[0])
@@ -74,8 +103,7 @@ def _sample_row(logits: Tensor, row: RowSampling) -> int | SampleError:
     return int(kept[(scores == scores.max()).nonzero()[0]])
 
 
-def _not_finite(largest: float) -> str:
+def _what_is_wrong(largest: float) -> int:
     if largest == float("-inf"):
-        return "no token can be sampled: every logit is -inf or belongs to a suppressed token"
-    what = "NaN" if largest != largest else "+inf"
-    return f"the model's logits contain {what}; this request cannot go on"
+        return native_sampling.NOTHING_LEFT
+    return native_sampling.NAN_LOGIT if largest != largest else native_sampling.INFINITE_LOGIT

@@ -1,0 +1,399 @@
+/* One token per row of logits. Defined by ksana/sampling (noise.py, noise_torch.py, candidates.py), to the bit:
+ * float32 steps that IEEE 754 rounds exactly, never fused, and masses as integers, exact in any order.
+ */
+#include "ksana.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { NAN_LOGIT = -1, INFINITE_LOGIT = -2, NOTHING_LEFT = -3, NO_MEMORY = -4 };
+enum { RADIX_BITS = 11, BUCKETS = 1 << RADIX_BITS, FEW = 48 };
+
+/* How to sample a row; laid out as ksana.kernels.sampling packs it. */
+typedef struct {
+    uint64_t seed;
+    uint32_t choice, position;
+    float temperature; /* 0: greedy */
+    float min_p;
+    double top_p;
+    int64_t top_k; /* 0: off */
+    int64_t suppressed_start, suppressed_end;
+} Row;
+
+typedef struct {
+    const float *logits;
+    int64_t row_stride, vocabulary;
+    const Row *rows;
+    const int64_t *suppressed;
+    int64_t *tokens;
+} Batch;
+
+/* ---- the noise ------------------------------------------------------------------------------------------- */
+
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+
+static uint32_t mix(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x85EBCA6Bu;
+    x ^= x >> 13;
+    x *= 0xC2B2AE35u;
+    return x ^ x >> 16;
+}
+
+static void row_key(const Row *row, uint32_t *key) {
+    uint32_t words[4] = {(uint32_t)row->seed, (uint32_t)(row->seed >> 32), row->choice, row->position};
+    uint32_t a = 0x9E3779B9u, b = 0x7F4A7C15u;
+    for (int i = 0; i < 4; i++) {
+        a = mix((a ^ words[i]) + 0x9E3779B9u);
+        b = mix((b + words[i]) ^ a);
+    }
+    key[0] = a, key[1] = b;
+}
+
+INLINE vu hash(vu id, const uint32_t *key) {
+    vu x = id ^ key[0];
+    x ^= x >> 17;
+    x *= 0xED5AD4BBu;
+    x ^= x >> 11;
+    x += key[1];
+    x *= 0xAC4C1B51u;
+    x ^= x >> 15;
+    x *= 0x31848BABu;
+    return x ^ x >> 14;
+}
+
+INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+
+INLINE vf uniform(vu bits) {
+    vf high = to_float((vi)(bits >> 16)) * vf_set(0x1p-16f);
+    vf low = (to_float((vi)(bits & 0xFFFFu)) + vf_set(0.5f)) * vf_set(0x1p-32f);
+    vf u = high + low, most = vf_set(1.0f - 0x1p-24f);
+    return vf_select(u < most, u, most);
+}
+
+/* log(1 + f) + exponent * log 2; coefficients: Cephes' logf. */
+INLINE vf log_1p(vf f, vf exponent) {
+    vf square = f * f;
+    vf p = vf_set(7.0376836292e-2f);
+    p = p * f + vf_set(-1.1514610310e-1f);
+    p = p * f + vf_set(1.1676998740e-1f);
+    p = p * f + vf_set(-1.2420140846e-1f);
+    p = p * f + vf_set(1.4249322787e-1f);
+    p = p * f + vf_set(-1.6668057665e-1f);
+    p = p * f + vf_set(2.0000714765e-1f);
+    p = p * f + vf_set(-2.4999993993e-1f);
+    p = p * f + vf_set(3.3333331174e-1f);
+    vf tail = p * f * square + exponent * vf_set(-2.12194440e-4f);
+    return (tail - square * vf_set(0.5f)) + f + exponent * vf_set(0.693359375f);
+}
+
+INLINE void split(vf x, vf *f, vf *exponent) {
+    vi bits = (vi)x - 0x3F3504F3;
+    *exponent = to_float(bits >> 23);
+    *f = (vf)((bits & 0x007FFFFF) + 0x3F3504F3) - vf_set(1.0f);
+}
+
+INLINE vf exponential(vf u) {
+    vf f, exponent;
+    split(vf_set(1.0f) - u, &f, &exponent);
+    vi near_one = u < vf_set(0.25f);
+    f = vf_select(near_one, -u, f);
+    exponent = vf_select(near_one, vf_set(0.0f), exponent);
+    return -log_1p(f, exponent);
+}
+
+INLINE vf gumbel(vu id, const uint32_t *key) {
+    vf f, exponent;
+    split(exponential(uniform(hash(id, key))), &f, &exponent);
+    return -log_1p(f, exponent);
+}
+
+/* ---- candidates ------------------------------------------------------------------------------------------ */
+
+/* exp(z) for z <= 0, 0 below -87; coefficients: Cephes' expf. */
+INLINE vf exp_weight(vf z) {
+    vf x = vf_max(z, vf_set(-87.0f));
+    vf shifted = x * vf_set(1.44269504088896341f) + vf_set(0.5f);
+    vi whole = __builtin_convertvector(shifted, vi);
+    vf n = to_float(whole);
+    n = n - vf_select(n > shifted, vf_set(1.0f), vf_set(0.0f)); /* floor */
+    vf r = (x - n * vf_set(0.693359375f)) - n * vf_set(-2.12194440e-4f);
+    vf p = vf_set(1.9875691500e-4f);
+    p = p * r + vf_set(1.3981999507e-3f);
+    p = p * r + vf_set(8.3334519073e-3f);
+    p = p * r + vf_set(4.1665795894e-2f);
+    p = p * r + vf_set(1.6666665459e-1f);
+    p = p * r + vf_set(5.0000001201e-1f);
+    vf y = (p * (r * r) + r) + vf_set(1.0f);
+    vf scale = (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+    return (vf)((vi)(y * scale) & ~(z < vf_set(-87.0f)));
+}
+
+static int64_t mass_of(float weight) { return (int64_t)(weight * 0x1p42f); }
+
+/* Sum of the masses of all tokens. */
+static int64_t total_mass(const float *z, int64_t count) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i += VL) {
+        float weight[VL];
+        vf_store(weight, exp_weight(vf_load(z + i)));
+        for (int lane = 0; lane < VL; lane++) total += mass_of(weight[lane]);
+    }
+    return total;
+}
+
+/* Bit i: lane i is at least `limit`. */
+INLINE uint32_t lanes_at_least(vf x, float limit) {
+#if VL == 16
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GE_OQ);
+#elif VL == 8
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(limit), _CMP_GE_OQ));
+#else
+    uint32_t bits = 0;
+    for (int lane = 0; lane < VL; lane++) bits |= (uint32_t)(x[lane] >= limit) << lane;
+    return bits;
+#endif
+}
+
+/* Tokens that may be drawn, in the order of their ids. A key ranks a token: the magnitude of z (never positive)
+ * above, the id below, so that smaller is better and no two are equal. */
+typedef struct {
+    uint64_t *keys;
+    int64_t *masses;
+    int64_t count, mass;
+} Candidates;
+
+static float z_of(uint64_t key) {
+    uint32_t bits = (uint32_t)(key >> 32) | 0x80000000u;
+    float z;
+    memcpy(&z, &bits, 4);
+    return z;
+}
+
+static void collect(const float *z, int64_t count, float limit, Candidates *found) {
+    found->count = 0;
+    for (int64_t i = 0; i < count; i += VL) {
+        uint32_t hits = lanes_at_least(vf_load(z + i), limit);
+        for (; hits; hits &= hits - 1) {
+            int64_t id = i + __builtin_ctz(hits);
+            uint32_t bits;
+            memcpy(&bits, z + id, 4);
+            found->keys[found->count++] = (uint64_t)(bits & 0x7FFFFFFFu) << 32 | (uint64_t)id;
+        }
+    }
+    found->mass = 0;
+    for (int64_t i = 0; i < found->count; i += VL) {
+        float weight[VL] = {0};
+        int lanes = found->count - i < VL ? (int)(found->count - i) : VL;
+        for (int lane = 0; lane < lanes; lane++) weight[lane] = z_of(found->keys[i + lane]);
+        vf_store(weight, exp_weight(vf_load(weight)));
+        for (int lane = 0; lane < lanes; lane++) found->mass += found->masses[i + lane] = mass_of(weight[lane]);
+    }
+}
+
+static int smaller_key(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The key of the token with which the best tokens' amount, their number or their mass, reaches `wanted` (or of the
+ * last one). A radix search: narrows to one bucket of keys at a time, from the top bits down, and sorts the last few.
+ * Reorders nothing; `work` has room for count keys and indices. */
+static uint64_t reaching(const Candidates *c, int by_mass, double wanted, uint64_t *work) {
+    int64_t buckets[BUCKETS], before = 0, num_left = c->count;
+    uint64_t fixed = 0, mask = 0;
+    for (int shift = 63; num_left > FEW && shift > 0;) {
+        shift = shift > RADIX_BITS ? shift - RADIX_BITS : 0;
+        int64_t members[BUCKETS];
+        memset(buckets, 0, sizeof buckets);
+        memset(members, 0, sizeof members);
+        for (int64_t i = 0; i < c->count; i++) {
+            if ((c->keys[i] & mask) != fixed) continue;
+            uint64_t bucket = c->keys[i] >> shift & (BUCKETS - 1);
+            buckets[bucket] += by_mass ? c->masses[i] : 1;
+            members[bucket]++;
+        }
+        uint64_t bucket = 0, last = BUCKETS - 1;
+        while (members[last] == 0) last--;
+        while (bucket < last && (double)(before + buckets[bucket]) < wanted) before += buckets[bucket++];
+        fixed |= bucket << shift;
+        mask |= (uint64_t)(BUCKETS - 1) << shift;
+        num_left = members[bucket];
+    }
+    int64_t few = 0;
+    for (int64_t i = 0; i < c->count && few < num_left; i++)
+        if ((c->keys[i] & mask) == fixed) work[2 * few] = c->keys[i], work[2 * few + 1] = (uint64_t)i, few++;
+    qsort(work, (size_t)few, 2 * sizeof *work, smaller_key);
+    for (int64_t i = 0; i < few; i++) {
+        before += by_mass ? c->masses[work[2 * i + 1]] : 1;
+        if ((double)before >= wanted || i == few - 1) return work[2 * i];
+    }
+    return UINT64_MAX;
+}
+
+static void keep_up_to(Candidates *c, uint64_t bound) {
+    int64_t kept = 0;
+    c->mass = 0;
+    for (int64_t i = 0; i < c->count; i++)
+        if (c->keys[i] <= bound) {
+            c->keys[kept] = c->keys[i];
+            c->mass += c->masses[kept++] = c->masses[i];
+        }
+    c->count = kept;
+}
+
+static void keep_at_least(Candidates *c, float min_p) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < c->count; i++) {
+        float weight[VL];
+        vf_store(weight, exp_weight(vf_set(z_of(c->keys[i]))));
+        if (weight[0] >= min_p) c->keys[kept++] = c->keys[i];
+    }
+    c->count = kept;
+}
+
+/* Apply top_k, top_p, min_p. Tokens near the best are looked at first; the net is widened until it holds enough. */
+static void find_candidates(const float *z, int64_t vocabulary, const Row *row, Candidates *c, uint64_t *work) {
+    int by_count = row->top_k > 0 && row->top_k < vocabulary, by_mass = row->top_p < 1.0;
+    double mass_wanted = by_mass && !by_count ? row->top_p * (double)total_mass(z, vocabulary) : 0.0;
+    for (float depth = by_count || by_mass ? 4.0f : 88.0f;; depth *= 2.0f) {
+        collect(z, vocabulary, depth > 80.0f ? -FLT_MAX : -depth, c);
+        int enough = by_count ? c->count >= row->top_k : (double)c->mass >= mass_wanted;
+        if (enough || depth > 80.0f) break;
+    }
+    if (by_count) keep_up_to(c, reaching(c, 0, (double)row->top_k, work));
+    if (by_mass) keep_up_to(c, reaching(c, 1, by_count ? row->top_p * (double)c->mass : mass_wanted, work));
+    if (row->min_p > 0.0f) keep_at_least(c, row->min_p);
+}
+
+/* ---- drawing --------------------------------------------------------------------------------------------- */
+
+static int64_t draw_from_all(const float *z, int64_t vocabulary, const uint32_t *key) {
+    vf best = vf_set(-INFINITY);
+    vi best_ids = {0};
+    vu ids;
+    for (int lane = 0; lane < VL; lane++) ids[lane] = (uint32_t)lane;
+    for (int64_t i = 0; i < vocabulary; i += VL, ids += VL) {
+        vf here = vf_load(z + i);
+        vf score = here + gumbel(ids, key);
+        vi better = score > best; /* strictly: the lower id stays */
+        best = vf_select(better, score, best);
+        best_ids = (vi)vf_select(better, (vf)(vi)ids, (vf)best_ids);
+    }
+    int first = 0;
+    for (int lane = 1; lane < VL; lane++)
+        if (best[lane] > best[first] || (best[lane] == best[first] && best_ids[lane] < best_ids[first])) first = lane;
+    return best_ids[first];
+}
+
+static int64_t draw_from(const Candidates *c, const uint32_t *key) {
+    float best = -INFINITY;
+    int64_t best_token = NOTHING_LEFT;
+    for (int64_t i = 0; i < c->count; i += VL) {
+        int lanes = c->count - i < VL ? (int)(c->count - i) : VL;
+        vu ids = {0};
+        vf z = vf_set(0.0f);
+        for (int lane = 0; lane < lanes; lane++) {
+            ids[lane] = (uint32_t)c->keys[i + lane];
+            z[lane] = z_of(c->keys[i + lane]);
+        }
+        vf score = z + gumbel(ids, key);
+        for (int lane = 0; lane < lanes; lane++)
+            if (score[lane] > best) best = score[lane], best_token = ids[lane];
+    }
+    return best_token;
+}
+
+/* The largest logit, or NaN if there is one. */
+static float largest_logit(const float *x, int64_t count) {
+    vf largest = vf_set(-INFINITY);
+    vi bad = {0};
+    int64_t i = 0;
+    for (; i + VL <= count; i += VL) {
+        vf a = vf_load(x + i);
+        largest = vf_max(largest, a);
+        bad |= a != a;
+    }
+    float most = vf_largest(largest);
+    for (int lane = 0; lane < VL; lane++)
+        if (bad[lane]) return NAN;
+    for (; i < count; i++) {
+        if (x[i] != x[i]) return NAN;
+        most = x[i] > most ? x[i] : most;
+    }
+    return most;
+}
+
+static int64_t first_equal(const float *x, int64_t count, float value) {
+    int64_t i = 0;
+    for (; i + VL <= count; i += VL)
+        if (lanes_at_least(vf_load(x + i), value)) break;
+    while (i < count && x[i] != value) i++;
+    return i;
+}
+
+static int64_t sample_row(const Batch *batch, int index) {
+    const Row *row = &batch->rows[index];
+    const float *logits = batch->logits + index * batch->row_stride;
+    int64_t vocabulary = batch->vocabulary, padded = (vocabulary + VL - 1) / VL * VL;
+    int greedy = row->temperature <= 0.0f, suppressing = row->suppressed_end > row->suppressed_start;
+    float *z = NULL;
+    if (!greedy || suppressing) {
+        z = ksana_scratch(SCRATCH_OPERAND, (size_t)padded * 4);
+        if (z == NULL) return NO_MEMORY;
+    }
+    if (suppressing) {
+        memcpy(z, logits, (size_t)vocabulary * 4);
+        for (int64_t i = row->suppressed_start; i < row->suppressed_end; i++) {
+            int64_t id = batch->suppressed[i];
+            if (id >= 0 && id < vocabulary) z[id] = -INFINITY;
+        }
+        logits = z;
+    }
+    float largest = largest_logit(logits, vocabulary);
+    if (largest != largest) return NAN_LOGIT;
+    if (largest == INFINITY) return INFINITE_LOGIT;
+    if (largest == -INFINITY) return NOTHING_LEFT;
+    if (greedy) return first_equal(logits, vocabulary, largest);
+    for (int64_t i = 0; i < vocabulary; i++) z[i] = (logits[i] - largest) / row->temperature;
+    for (int64_t i = vocabulary; i < padded; i++) z[i] = -INFINITY;
+    uint32_t key[2];
+    row_key(row, key);
+    if (row->top_p >= 1.0 && row->min_p <= 0.0f && (row->top_k <= 0 || row->top_k >= vocabulary))
+        return draw_from_all(z, vocabulary, key);
+    uint64_t *memory = ksana_scratch(SCRATCH_STATE, (size_t)padded * 16 + 16 * BUCKETS);
+    if (memory == NULL) return NO_MEMORY;
+    Candidates c = {.keys = memory, .masses = (int64_t *)(memory + padded)};
+    uint64_t work[2 * FEW];
+    find_candidates(z, vocabulary, row, &c, work);
+    return draw_from(&c, key);
+}
+
+static void sample_one(void *context, int index) {
+    const Batch *batch = context;
+    batch->tokens[index] = sample_row(batch, index);
+}
+
+/* logits [num_rows, vocabulary]; tokens[num_rows] gets a token id, or what is wrong with the row (negative). */
+EXPORT int ksana_sample(const float *logits, const void *rows, const int64_t *suppressed, int64_t *tokens,
+                        int64_t num_rows, int64_t vocabulary, int64_t row_stride) {
+    Batch batch = {logits, row_stride, vocabulary, rows, suppressed, tokens};
+    ksana_parallel(sample_one, &batch, (int)num_rows);
+    for (int64_t i = 0; i < num_rows; i++)
+        if (tokens[i] == NO_MEMORY) return ksana_fail("sample: no memory for %lld tokens", (long long)vocabulary);
+    return 0;
+}
+
+/* For tests: the Gumbel noise of ids 0..count-1 for the key of a row. */
+EXPORT int ksana_gumbels(uint64_t seed, uint32_t choice, uint32_t position, float *out, int64_t count) {
+    Row row = {.seed = seed, .choice = choice, .position = position};
+    uint32_t key[2];
+    row_key(&row, key);
+    for (int64_t i = 0; i < count; i += VL) {
+        vu ids;
+        for (int lane = 0; lane < VL; lane++) ids[lane] = (uint32_t)(i + lane);
+        vf g = gumbel(ids, key);
+        for (int lane = 0; lane < VL && i + lane < count; lane++) out[i + lane] = g[lane];
+    }
+    return 0;
+}
