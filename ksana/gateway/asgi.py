@@ -11,6 +11,7 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEven
 from quart import g, request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from ksana.gateway.connection import acquire
 from ksana.gateway.limits import PING_INTERVAL_S
 from ksana.gateway.sse import PING
 
@@ -93,7 +94,8 @@ class _Answer:
 
     async def send(self, message: ASGISendEvent) -> None:
         event = cast(dict[str, Any], message)
-        async with self._lock:
+        await acquire(self._lock)
+        try:
             if event["type"] == "http.response.body" and not event.get("more_body", False):
                 self.complete = True
                 with trio.CancelScope(shield=True):
@@ -101,6 +103,8 @@ class _Answer:
                 return
             await self._send(message)
             self._last_sent_s = trio.current_time()
+        finally:
+            self._lock.release()
         if event["type"] == "http.response.start":
             self.status = event["status"]
             if any(

@@ -67,7 +67,7 @@ class _OpenAiForm:
     def text(self, index: int, event: TextDelta) -> bytes:
         if not event.text:
             return b""
-        text = sse.encode_json(event.text)
+        text = sse.encode_line(event.text)
         return b"%b%d%b%b%b" % (self._before_index, index, self._before_text, text, self._after_text)
 
     def finished(self, index: int, finished: Finished) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import resource
-import signal
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -120,16 +119,6 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
         connections.cancel_scope.cancel()
-
-
-async def stop_on_signals(server: Server) -> None:
-    """SIGTERM or SIGINT stops the server; the second one makes it hurry. Never returns."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            log.info("%s", signal.Signals(number).name)
-            if server.stop.is_set():
-                server.hurry.set()
-            server.stop.set()
 
 
 def max_connections(settings: Settings) -> int:

@@ -20,6 +20,18 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 encode_json = msgspec.json.Encoder().encode
 
 
+_LINE_BREAKS = [(letter.encode(), b"\\u%04x" % ord(letter)) for letter in "\x85\u2028\u2029"]
+
+
+def encode_line(value: Any) -> bytes:
+    """JSON on one line, also for clients that split lines where Unicode does and not only at \\n."""
+    line = encode_json(value)
+    if not line.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            line = line.replace(raw, escaped)
+    return line
+
+
 def event(value: Any) -> bytes:
-    """One event. JSON holds no raw line break, so a value is always one line."""
-    return b"data: " + encode_json(value) + b"\n\n"
+    """One event."""
+    return b"data: " + encode_line(value) + b"\n\n"

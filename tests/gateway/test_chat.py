@@ -56,6 +56,14 @@ async def test_stream_has_a_role_first_one_finish_reason_and_one_done() -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
+async def test_text_with_unicode_line_breaks_stays_on_its_line() -> None:
+    text = "a\u2028b\u2029c\x85d\x0be\x1cf\r\ng"
+    async with running(says(text)) as gateway:
+        answer = await gateway.post("/v1/chat/completions", {**CHAT, "stream": True})
+    assert all(line.startswith("data: ") for line in answer.text.splitlines() if line)
+    assert sse_data(answer.text)[1]["choices"][0]["delta"]["content"] == text
+
+
 async def test_usage_is_one_last_chunk_without_choices() -> None:
     async with running(says("a", "b")) as gateway:
         *chunks, usage, done = await stream(gateway, stream_options={"include_usage": True})

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from ksana.gateway import app as app_module
+from ksana.gateway import connection
 from ksana.gateway import server as server_module
 from tests.gateway.fake_client import says
 from tests.gateway.serving import CHAT, connect, eventually, raw_post, read_all, read_until, running
@@ -56,6 +57,7 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "LINGER_S", 0.2)
     async with running() as gateway:
         stream = await connect(gateway.port)
         await stream.send_all(raw_post("/v1/chat/completions", CHAT)[:-5])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import trio
 
-from ksana.gateway import asgi, connection
-from ksana.gateway.server import stop_on_signals
+from ksana.gateway import answer as answers
+from ksana.gateway import asgi, connection, server
 from ksana.messages.outputs import OutputEvent
 from ksana.messages.requests import Generate
 from tests.gateway.fake_client import endless, says, silent
@@ -116,14 +115,15 @@ async def test_a_client_that_stops_reading_is_cut_off(monkeypatch: pytest.Monkey
         await stream.aclose()
 
 
-async def test_a_server_stops_in_spite_of_clients_that_do_not_read() -> None:
+async def test_a_server_stops_in_spite_of_clients_that_do_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CLOSE_GRACE_S", 0.3)
     async with running(endless("x" * 100_000)) as gateway:
         streams = [await connect(gateway.port) for _ in range(3)]
         for stream in streams:
             await stream.send_all(raw_post("/v1/chat/completions", STREAM))
             await read_until(stream, b"xxx")
         await trio.sleep(0.3)
-        with trio.fail_after(6):
+        with trio.fail_after(2):
             gateway.server.stop.set()
             await gateway.server.stopped.wait()
         assert len(gateway.client.aborted) == 3
@@ -170,22 +170,19 @@ async def test_after_the_drain_timeout_streams_end_with_an_error(script: Any) ->
         assert sorted(gateway.client.aborted) == [1, 2]
 
 
-async def test_sigterm_stops_and_a_second_one_hurries() -> None:
-    async with running(endless(), drain_timeout=1000) as gateway, trio.open_nursery() as nursery:
-        nursery.start_soon(stop_on_signals, gateway.server)
-        await trio.sleep(0.05)
+async def test_hurry_does_not_wait_for_the_drain_timeout() -> None:
+    async with running(endless(), drain_timeout=1000) as gateway:
         stream = await connect(gateway.port)
         await stream.send_all(raw_post("/v1/chat/completions", STREAM))
         await read_until(stream, b'"x')
-        signal.raise_signal(signal.SIGTERM)
+        gateway.server.stop.set()
         await eventually(lambda: gateway.gateway.traffic.draining)
         await trio.sleep(0.1)
         assert gateway.client.aborted == []
-        signal.raise_signal(signal.SIGTERM)
+        gateway.server.hurry.set()
         assert b"shutting_down" in await read_all(stream)
         with trio.fail_after(5):
             await gateway.server.stopped.wait()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +202,6 @@ async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_an_engine_that_never_ends_a_request_is_a_504(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksana.gateway import answer as answers
-
     monkeypatch.setattr(answers, "ENGINE_GRACE_S", -0.8)
     async with running(silent, request_timeout=1) as gateway:
         for streaming in (False, True):
