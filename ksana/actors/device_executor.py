@@ -62,7 +62,7 @@ class DeviceExecutor:
         self._answer_due = trio.CancelScope()
 
     async def run(self) -> None:
-        """Serve until the mailbox is closed. Expects the backend to be started in `self.epoch`, or down."""
+        """Serve until the mailbox is closed (which counts once a worker is up) or the task is cancelled."""
         while True:
             if self.state != "ready":
                 await self._restart()
