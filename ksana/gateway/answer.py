@@ -81,9 +81,7 @@ async def answer(gateway: Gateway, ask: Ask, form: Form) -> Response:
         # Not only when the error has been sent: what still runs for this request is wasted.
         request_scope().close()
         raise
-    response = Response(_stream(outputs, first, form), content_type=form.content_type, headers=sse.HEADERS)
-    response.timeout = None
-    return response
+    return Response(_stream(outputs, first, form), content_type=form.content_type, headers=sse.HEADERS)
 
 
 def _start(gateway: Gateway, ask: Ask) -> Outputs:

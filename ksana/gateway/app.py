@@ -36,6 +36,7 @@ def create_app(gateway: Gateway) -> App:
     app = App("ksana.gateway", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = gateway.settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = BODY_TIMEOUT_S
+    # Quart would cut streams after a minute; the engine's deadline and the send timeout bound them.
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False

@@ -66,14 +66,19 @@ async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatc
         assert b'"request_timeout"' in received
 
 
-async def test_a_declared_body_too_large_is_refused_unread() -> None:
+async def test_a_declared_body_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", 0.5)
     async with running(max_body_bytes=1000) as gateway:
         stream = await connect(gateway.port)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n"
         await stream.send_all(head + b"x" * 100)
-        received = await read_all(stream, 5)
+        received = await read_until(stream, b"}}")
         assert received.startswith(b"HTTP/1.1 413 ")
         assert b'"body_too_large"' in received
+        for _ in range(5):  # whoever sends first and reads later must not be reset before it reads
+            await stream.send_all(b"x" * 10_000)
+            await trio.sleep(0.01)
+        assert await read_all(stream, 5) == b""
 
 
 async def test_a_chunked_body_too_large_is_refused_while_it_comes() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from ksana.gateway import answer as answers
 from ksana.gateway import asgi, connection, server
+from ksana.gateway.app import create_app
 from ksana.messages.outputs import OutputEvent
 from ksana.messages.requests import Generate
 from tests.gateway.fake_client import endless, says, silent
@@ -64,6 +66,40 @@ async def test_a_reset_is_leaving_too() -> None:
         stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         await stream.aclose()
         await eventually(lambda: gateway.client.aborted == [1], 0.5)
+
+
+async def test_leaving_between_the_first_output_and_the_first_byte() -> None:
+    """The stream is made, but nobody ever iterates over it."""
+    async with running(endless()) as gateway:
+        app = create_app(gateway.gateway)
+        left = trio.Event()
+
+        async def send(message: Any) -> None:
+            assert message["type"] == "http.response.start"
+            left.set()
+            await trio.sleep_forever()
+
+        requests = [{"type": "http.request", "body": msgspec.json.encode(STREAM), "more_body": False}]
+
+        async def receive() -> Any:
+            if requests:
+                return requests.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/v1/chat/completions",
+            "query_string": b"",
+            "headers": [(b"host", b"x")],
+        }
+        with trio.fail_after(2):
+            await app(scope, receive, send)  # type: ignore[arg-type]
+        assert gateway.client.aborted == [1]
+        assert len(gateway.gateway.traffic) == 0
 
 
 async def test_a_finished_request_is_not_aborted() -> None:
