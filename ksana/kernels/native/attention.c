@@ -12,8 +12,6 @@
  */
 #include "ksana.h"
 
-#include <math.h>
-
 enum {
     TILE = 64,
     SECTION = 512,

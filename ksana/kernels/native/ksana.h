@@ -9,6 +9,7 @@
 #pragma once
 
 #include <float.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -124,7 +125,7 @@ INLINE void vf_store_half(float *p, vf x) {
 #endif
 }
 
-/* exp(x) within 2 units in the last place for -87 <= x <= 88, 0 below, e^88 above; NaN stays NaN, exp(0) is 1.
+/* exp(x) within 2 units in the last place for -87 <= x <= 88, 0 below, inf above; NaN stays NaN, exp(0) is 1.
  * x = n log 2 + r with |r| <= log(2)/2; the polynomial is the minimax one of the Cephes library's expf. */
 INLINE vf vf_exp(vf x) {
     const vf magic = vf_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
@@ -142,6 +143,7 @@ INLINE vf vf_exp(vf x) {
     p = vf_fma(p, r * r, r) + vf_set(1.0f);
     vi scale = ((vi)shifted << 23) + 0x3F800000;
     p = p * (vf)scale;
+    p = vf_select(x > vf_set(88.0f), vf_set(HUGE_VALF), p);
     return (vf)((vi)p & ~(x < vf_set(-87.0f)));
 }
 

@@ -4,8 +4,6 @@
  */
 #include "ksana.h"
 
-#include <math.h>
-
 enum { SMALL = 1 << 15 }; /* elements that one thread does faster than it wakes another */
 
 static void share(ksana_work fn, void *context, int items, int64_t elements) {

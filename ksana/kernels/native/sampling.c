@@ -3,7 +3,6 @@
  */
 #include "ksana.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 enum { NAN_LOGIT = -1, INFINITE_LOGIT = -2, NOTHING_LEFT = -3, NO_MEMORY = -4 };
