@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import trio
 
-from ksana.devices.backend import Backend, WorkerLostError
+from ksana.devices.backend import Backend, WorkerInfo, WorkerLostError
 from ksana.errors import ModelLoadError
 from ksana.messages.base import Message, PoolEpoch
 from ksana.messages.status import WorkerState
@@ -74,15 +74,15 @@ class DeviceExecutor:
             await self._backend.stop()
             self._lose(reason)
 
-    async def start_first(self) -> str:
-        """Bring up the first worker; returns what it says of its device.
+    async def start_first(self) -> WorkerInfo:
+        """Bring up the first worker; returns what it says of itself.
 
         Raises ModelLoadError or WorkerLostError: an engine that never worked does not retry.
         """
         self.epoch += 1
         info = await self._backend.start(self.epoch)
         self.state = "ready"
-        return info.device
+        return info
 
     async def stop(self) -> None:
         """Stop the worker, in bounded time."""

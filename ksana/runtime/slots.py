@@ -90,6 +90,7 @@ class Slots:
         self._left: set[RequestId] = set()
         """Requests whose producer left before they ended."""
         self._next_id: RequestId = 1
+        self._on_end = trio.Event()
 
     def __len__(self) -> int:
         return len(self._open) + len(self._left)
@@ -129,12 +130,19 @@ class Slots:
                 self.num_late_events += 1
             else:
                 slot.put(message)
-            return
-        self.num_late_events += 1
+        else:
+            self.num_late_events += 1
         if isinstance(message, Ended):
             self._left.discard(message.request_id)
+            self._on_end.set()
 
     def unfinished(self) -> list[RequestId]:
         """Requests that have not ended, oldest first."""
         going_on = {request_id for request_id, slot in self._open.items() if not slot.ended}
         return sorted(going_on | self._left)
+
+    async def wait_finished(self) -> None:
+        """Wait until every request has ended, whether or not its output was taken."""
+        while self.unfinished():
+            self._on_end = trio.Event()
+            await self._on_end.wait()

@@ -1,0 +1,185 @@
+"""From settings to everything an engine must know of its model before a worker exists. No torch.
+
+Blocking: files are read, and fetched if need be. `ksana.engine` does it in a thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksana.cache.cache_config import CacheConfig
+from ksana.cache.pool_sizes import PoolSizes, plan_pools
+from ksana.config import Settings, parse_bytes
+from ksana.devices.backend import WorkerInfo, WorkerSettings
+from ksana.errors import ConfigError
+from ksana.messages.status import ModelInfo
+from ksana.models.load import fingerprint, read_spec
+from ksana.models.sources import resolve_model
+from ksana.models.spec import ModelSpec
+from ksana.scheduling.settings import SchedulerSettings
+from ksana.tokenizers import Tokenizer, load_tokenizer
+
+MAX_DEFAULT_KV_BYTES = 4 << 30
+_FLOAT32_BYTES = 4
+
+Report = Callable[[str], None]
+"""Told in words what takes time, such as that a model is being fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model as found: what it is, where, and how it reads and writes."""
+
+    path: Path
+    fingerprint: str
+    spec: ModelSpec
+    tokenizer: Tokenizer
+
+
+def find_model(settings: Settings, report: Report) -> ModelFiles:
+    """Resolve, read and check a model, but for its weights.
+
+    Raises ModelLoadError or ConfigError (a chat template that cannot be read).
+    """
+    path = resolve_model(settings.model, progress=report)
+    return ModelFiles(
+        path=path,
+        fingerprint=fingerprint(path),
+        spec=read_spec(path),
+        tokenizer=load_tokenizer(path, read_chat_template(settings.chat_template)),
+    )
+
+
+def read_chat_template(file: str | None) -> str | None:
+    """The text of the template file. Raises ConfigError when it cannot be read."""
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {file} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """Limits and pools of one engine; what each part is started with."""
+
+    settings: Settings
+    files: ModelFiles
+    max_model_len: int
+    pools: PoolSizes
+
+    @property
+    def plan_ahead(self) -> bool:
+        return self.settings.plan_ahead and self.pools.plan_ahead_possible
+
+    def cache_config(self) -> CacheConfig:
+        settings, spec = self.settings, self.files.spec
+        return CacheConfig(
+            block_size=self.pools.block_size,
+            num_fa_blocks=self.pools.num_fa_blocks,
+            num_swa_blocks=self.pools.num_swa_blocks,
+            sliding_window=spec.sliding_window if spec.num_sliding_layers else None,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            window_open_at_start=settings.window_open_at_start,
+            swa_eviction=settings.swa_eviction,
+            plan_ahead=self.plan_ahead,
+        )
+
+    def scheduler_settings(self) -> SchedulerSettings:
+        return SchedulerSettings(
+            max_num_seqs=self.settings.max_num_seqs,
+            max_num_batched_tokens=self.settings.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            block_size=self.pools.block_size,
+            plan_ahead=self.plan_ahead,
+        )
+
+    def worker_settings(self) -> WorkerSettings:
+        return WorkerSettings(
+            model_path=str(self.files.path),
+            num_fa_blocks=self.pools.num_fa_blocks,
+            num_swa_blocks=self.pools.num_swa_blocks,
+            block_size=self.pools.block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.settings.max_num_seqs,
+            num_threads=self.settings.num_threads,
+        )
+
+    def model_info(self, worker: WorkerInfo) -> ModelInfo:
+        spec = self.files.spec
+        return ModelInfo(
+            name=self.settings.served_model_name or model_name(self.settings.model),
+            path=str(self.files.path),
+            fingerprint=self.files.fingerprint,
+            family=spec.family,
+            dtype=worker.dtype,
+            vocab_size=spec.vocab_size,
+            max_model_len=self.max_model_len,
+            block_size=self.pools.block_size,
+            num_fa_blocks=self.pools.num_fa_blocks,
+            num_swa_blocks=self.pools.num_swa_blocks,
+            kv_cache_bytes=self.pools.kv_bytes,
+            sliding_window=spec.sliding_window,
+            device=worker.device,
+            eos_token_ids=self.files.tokenizer.eos_ids,
+        )
+
+
+def set_up(settings: Settings, files: ModelFiles) -> ModelSetup:
+    """Decide on lengths and pool sizes. Raises ConfigError, with the numbers, when they do not fit."""
+    spec = files.spec
+    max_model_len = settings.max_model_len or spec.max_position
+    if max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but {settings.model} was made for "
+            f"{spec.max_position} tokens at most"
+        )
+    if settings.kv_cache_memory is None:
+        kv_bytes = default_kv_bytes(available_memory_bytes())
+    else:
+        try:
+            kv_bytes = parse_bytes(settings.kv_cache_memory)
+        except ValueError as error:
+            raise ConfigError(f"kv_cache_memory: {error}") from None
+    pools = plan_pools(
+        kv_bytes=kv_bytes,
+        full_bytes_per_token=spec.kv_bytes_per_token("full", _FLOAT32_BYTES),
+        sliding_bytes_per_token=spec.kv_bytes_per_token("sliding", _FLOAT32_BYTES),
+        sliding_window=spec.sliding_window if spec.num_sliding_layers else None,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+    )
+    return ModelSetup(settings, files, max_model_len, pools)
+
+
+def model_name(model: str) -> str:
+    """What clients call a model unless told otherwise: the last part of its name.
+
+    `org/name@main:Q4_K_M` is `name`, `/models/name.gguf` is `name`.
+    """
+    last = Path(model).name or model
+    if not Path(model).exists():
+        last = re.split("[@:]", last)[0] or last
+    return last.removesuffix(".gguf")
+
+
+def default_kv_bytes(available_bytes: int) -> int:
+    """The smaller of 4 GiB and a quarter of the memory that could be had now."""
+    return min(MAX_DEFAULT_KV_BYTES, available_bytes // 4)
+
+
+def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Memory that could be had without swapping (MemAvailable). Raises ConfigError where it is not told."""
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    if match is None:
+        raise ConfigError("this system does not tell how much memory is free: give --kv-cache-memory")
+    return int(match[1]) * 1024
