@@ -207,7 +207,7 @@ class TokenizerCore:
             self.counters.num_late_messages += 1
             return
         output = self._texts[request_id]
-        if output.stopped:
+        if output.stop_string is not None:
             self.counters.num_late_messages += 1
             return
         if tokens.first_index != output.num_tokens:

@@ -117,8 +117,9 @@ class PromptEncoder:
         if sampling.max_tokens > room:
             raise RequestError(
                 f"The context has {self.max_model_len} tokens (max_model_len), but"
-                f" {num_prompt_tokens + sampling.max_tokens} were asked for: {num_prompt_tokens} in the prompt"
-                f" and {sampling.max_tokens} of output (max_tokens). Shorten the prompt or lower max_tokens.",
+                f" {num_prompt_tokens + sampling.max_tokens} were asked for:"
+                f" {num_prompt_tokens} in the prompt and {sampling.max_tokens} of output (max_tokens)."
+                " Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
                 code=CONTEXT_LENGTH_EXCEEDED,
             )

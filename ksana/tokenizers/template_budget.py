@@ -9,15 +9,15 @@ CPU time covers what those price too low; a paused or busy machine does not use 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
 
 from jinja2.exceptions import TemplateRuntimeError
 from jinja2.runtime import Undefined
 
-MAX_STEPS = 2_000_000
+MAX_STEPS = 1_000_000
 MAX_CHARS = 64_000_000
 MAX_INTEGER_BITS = 1024
-MAX_CPU_S = 10.0
+MAX_CPU_S = 5.0
 
 CHARS_PER_STEP = 4096
 """Copying this many characters costs about as much as one step of the interpreter."""
@@ -58,6 +58,12 @@ class Budget:
         if num_bits > MAX_INTEGER_BITS:
             raise BudgetExceeded(f"it makes an integer of {num_bits} bits, more than {MAX_INTEGER_BITS}")
 
+    def read(self, values: Iterable[object]) -> int:
+        """Pay for work that reads every part of `values`; returns their size as `walk` does."""
+        size = sum(map(self.walk, values))
+        self.step(1 + size // CHARS_PER_STEP)
+        return size
+
     def walk(self, value: object) -> int:
         """Number of characters of `value` when written out, roughly; costs a step per item.
 
@@ -69,7 +75,7 @@ class Budget:
         if isinstance(value, Mapping):
             self.step(1 + len(value))
             return sum(self.walk(key) + self.walk(item) + 6 for key, item in value.items())
-        if isinstance(value, list | tuple | set | frozenset):
+        if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
             self.step(1 + len(value))
             return sum(self.walk(item) + 4 for item in value)
         if isinstance(value, range):

@@ -24,6 +24,11 @@ _PLAIN_FILTERS = """
     abs capitalize count d default dictsort first float groupby int items last length lower map max min
     reject rejectattr reverse select selectattr sort string sum title trim truncate unique upper wordcount
 """
+_ITERATING_FILTERS = """
+    dictsort groupby map max min reject rejectattr reverse select selectattr sort sum unique
+"""
+_ITERATING = frozenset(f"do_{name}" for name in _ITERATING_FILTERS.split())
+"""Names of Jinja's functions that take a text apart into characters."""
 _MAX_INDENT = 64
 _MAX_PRECISION = 64
 _WIDE_FORMAT = re.compile(r"\d{4}|\{[^{}]*\{|%[^a-zA-Z%]*\*")
@@ -62,10 +67,16 @@ class MeteredFunctions:
         return {name: self._metered(test) for name, test in TESTS.items()}
 
     def _metered(self, function: Any) -> Callable[..., Any]:
+        num_passed = int(hasattr(function, "jinja_pass_arg"))
+        iterates = function.__name__ in _ITERATING
+
         @functools.wraps(function)  # keeps the mark by which Jinja passes its context
         def metered(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget()
-            budget.make(sum(map(budget.walk, args)) + budget.walk(kwargs))
+            given = args[num_passed:]
+            budget.make(budget.read(given) + budget.walk(kwargs))
+            if iterates and given and isinstance(given[0], str):
+                budget.step(len(given[0]))
             return function(*args, **kwargs)
 
         return metered
@@ -76,8 +87,7 @@ class MeteredFunctions:
 
     def walk(self, value: Any) -> Any:
         """A value was built, or is about to be compared."""
-        self._budget().step()
-        self._budget().walk(value)
+        self._budget().read((value,))
         return value
 
     def iterate(self, value: Any) -> Any:

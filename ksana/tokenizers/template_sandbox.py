@@ -32,6 +32,8 @@ _STR_METHOD_NAMES = """
     rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
 """
 _STR_METHODS = frozenset(_STR_METHOD_NAMES.split())
+_STEPS_PER_CALL = 5
+"""A macro's call takes about as long as this many turns of a loop."""
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
 _SEQUENCE_METHODS = frozenset({"count", "index"})
 
@@ -59,6 +61,9 @@ class TemplateNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
         Namespace.__setitem__(self, name, value)
+
+    def __repr__(self) -> str:
+        return "<namespace>"  # not its content, which nobody has measured
 
 
 def _refuse_private(name: object) -> None:
@@ -179,15 +184,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = __self.budget
+        budget.step(_STEPS_PER_CALL)
         num_chars = budget.walk(args) + budget.walk(kwargs)
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             if __obj.__name__ == "join":
-                return __self._join(*args, owner, **kwargs)
+                (values,) = args
+                return __self._join(values, owner)
             if __obj.__name__ == "replace":
                 return __self._replace(owner, *args, **kwargs)
             budget.make(2 * len(owner) + num_chars)
-        return super().call(__context, __obj, *args, **kwargs)  # type: ignore[call-arg]
+        return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = self.budget
