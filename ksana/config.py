@@ -41,12 +41,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_template: Annotated[
         str | None, Meta(description="File with a Jinja chat template to use instead of the model's")
     ] = None
-    generation_config: Annotated[
-        Literal["ignore", "model"],
-        Meta(
-            description="Whether the model's generation_config.json sets sampling defaults; logged at start"
-        ),
-    ] = "ignore"
 
     # Batching
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="Requests in one step at most")] = 64

@@ -11,7 +11,7 @@ EVERY_SHARE = 0.25
 
 
 class LoadingBar:
-    """Draws on `stream`. Call it with bytes loaded and bytes in all; `finish` ends the line."""
+    """Draws on `stream`. Call it with how much is loaded and how much there is; `finish` ends the line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

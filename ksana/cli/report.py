@@ -13,6 +13,8 @@ from ksana.config import Settings, format_bytes
 from ksana.messages.blocks import PoolUse
 from ksana.messages.status import EngineStatus, ModelInfo
 
+SAMPLING_POLICY = "defaults of the API; the model's generation_config.json changes nothing"
+
 
 def rows(title: str, pairs: Iterable[tuple[str, str]]) -> str:
     """A title and lines of name and text, the texts aligned."""
@@ -34,7 +36,7 @@ def start_block(version: str, model: ModelInfo, settings: Settings, address: str
             ("computing", f"{model.dtype}, {model.device}"),
             ("KV pool", pool_text(model)),
             ("limits", limits_text(model.max_model_len, settings)),
-            ("sampling", sampling_text(settings)),
+            ("sampling", SAMPLING_POLICY),
             ("address", f"{address} ({'API key asked for' if asks_for_key else 'no API key'})"),
             ("try", curl_line(model.name, address, asks_for_key)),
             ("or", chat_line(address)),
@@ -57,13 +59,6 @@ def limits_text(max_model_len: int, settings: Settings) -> str:
     )
 
 
-def sampling_text(settings: Settings) -> str:
-    """The policy on the model's generation_config.json, which some servers apply without a word."""
-    if settings.generation_config == "model":
-        return "defaults of the model's generation_config.json; what a request says wins"
-    return "defaults of the API; the model's generation_config.json is not used"
-
-
 def curl_line(model: str, address: str, asks_for_key: bool) -> str:
     """A command to paste into a shell."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello in five words."}]})
@@ -84,11 +79,10 @@ def url_of(host: str, port: int) -> str:
 
 
 def progress_bar(done: int, total: int, width: int = 30) -> str:
-    """`[#####-----]  50 %  64.0 MiB of 128 MiB`; sizes in bytes."""
+    """`[###############---------------]  50%` of whatever is counted."""
     share = 1.0 if total <= 0 else min(max(done / total, 0.0), 1.0)
     filled = int(share * width)
-    bar = "#" * filled + "-" * (width - filled)
-    return f"[{bar}] {share:4.0%}  {format_bytes(done)} of {format_bytes(total)}"
+    return f"[{'#' * filled}{'-' * (width - filled)}] {share:4.0%}"
 
 
 def work_line(before: EngineStatus, now: EngineStatus) -> str | None:

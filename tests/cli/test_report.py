@@ -54,7 +54,7 @@ def test_start_block_says_all_that_is_asked_for() -> None:
         "float32, native AVX2, 2 threads",
         "1.50 GiB: 200 blocks of 16 tokens (room for 3200 tokens)",
         "2048 tokens per request, 7 requests and 512 tokens per step, 256 more may wait",
-        "generation_config.json is not used",
+        "generation_config.json changes nothing",
         "http://127.0.0.1:8000 (no API key)",
         "curl http://127.0.0.1:8000/v1/chat/completions",
         "ksana chat",
@@ -121,7 +121,7 @@ def test_work_line_names_the_window_pool_where_there_is_one() -> None:
 
 
 def test_progress_bar() -> None:
-    assert progress_bar(0, 100, 10) == "[----------]   0%  0 B of 100 B"
-    assert progress_bar(512, 1024, 10) == "[#####-----]  50%  512 B of 1.00 KiB"
-    assert progress_bar(9, 5, 10).startswith("[##########] 100%")
-    assert progress_bar(0, 0, 10).startswith("[##########] 100%")
+    assert progress_bar(0, 100, 10) == "[----------]   0%"
+    assert progress_bar(512, 1024, 10) == "[#####-----]  50%"
+    assert progress_bar(9, 5, 10) == "[##########] 100%"
+    assert progress_bar(0, 0, 10) == "[##########] 100%"
