@@ -34,13 +34,18 @@ def take_answer(
     state.edits.extend(answer.edits)
     state.copies.extend(answer.copies)
     if answer.refusals:
-        _take_refusals(state, settings, answer, act)
+        _take_refusals(state, settings, answer, plan.num_changes != state.num_changes, act)
     _send_step(state, answer, act)
 
 
 def _take_refusals(
-    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
+    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, is_stale: bool, act: Activation
 ) -> None:
+    """End what can never run; preempt for what must run on; note when nothing can be had for now.
+
+    `is_stale`: a step was done or a request left while the plan was open, so the next plan may fare better
+    and no conclusion is drawn from this one.
+    """
     needs_room: list[RequestState] = []
     for refusal in answer.refusals:
         request = state.alive(refusal.request_id)
@@ -54,11 +59,13 @@ def _take_refusals(
                 needs_room.append(request)
             elif request.phase == "waiting":
                 state.plans_to_skip = PLANS_SKIPPED_WITHOUT_ROOM
+    if is_stale:
+        return
     if needs_room and not state.leaving and not state.releases:
         _preempt(state)
     if answer.grants:
         return
-    state.stalled = True  # until a step is done or somebody has left
+    state.stalled_at = state.num_changes
     if not state.steps and not state.leaving and not state.releases:
         # Nothing runs and nothing will be given back: waiting longer cannot help this one.
         request = state.requests[answer.refusals[0].request_id]

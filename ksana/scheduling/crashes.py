@@ -66,7 +66,7 @@ def _return_to_waiting(state: SchedulerState, reason: str, act: Activation) -> N
     suspects, ended_in_flight = _note_suspects(state)
     state.plan = None
     state.steps = []
-    state.stalled = False
+    state.num_changes += 1
     state.plans_to_skip = 0
     state.updates, state.releases, state.drops, state.edits, state.copies = [], [], [], [], []
     state.running, state.leaving = [], []

@@ -137,7 +137,7 @@ def retire_leaving(state: SchedulerState, settings: SchedulerSettings) -> None:
         if request.num_in_flight or request.in_plan:
             still_named.append(request_id)
             continue
-        state.stalled = False
+        state.num_changes += 1
         if request.holds_blocks:
             report_computed(state, request, settings)
             state.releases.append(request_id)

@@ -19,7 +19,7 @@ def make_plan(state: SchedulerState, settings: SchedulerSettings) -> PlanBlocks 
     """
     if state.plan is not None or state.worker != "ready" or len(state.steps) >= settings.max_steps:
         return None
-    if state.stalled:
+    if state.stalled_at == state.num_changes:
         return None
     if state.releases:
         state.plans_to_skip = 0
@@ -34,7 +34,7 @@ def make_plan(state: SchedulerState, settings: SchedulerSettings) -> PlanBlocks 
     request_ids = [demand.request_id for demand in demands]
     for request_id in request_ids:
         requests[request_id].in_plan = True
-    state.plan = OpenPlan(step_id=state.last_step_id, request_ids=request_ids)
+    state.plan = OpenPlan(step_id=state.last_step_id, request_ids=request_ids, num_changes=state.num_changes)
     plan = PlanBlocks(
         pool_epoch=state.pool_epoch,
         step_id=state.last_step_id,
@@ -90,10 +90,9 @@ def _add_waiting_demands(
     """Demands of waiting requests, first come first served.
 
     How long their cached prefixes are only the allocator knows, so more are asked for than the budget may
-    hold; it cuts the last chunk and refuses the rest. Those of them that start hold their place among
-    `max_running` until they leave: the blocks of a request that leaves are still out.
+    hold; it cuts the last chunk and refuses the rest.
     """
-    room = settings.max_running - len(state.running) - len(state.leaving)
+    room = settings.max_running - len(state.running)
     room = min(room, settings.max_new_per_plan, budget)
     if room <= 0:
         return

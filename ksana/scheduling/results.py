@@ -28,7 +28,7 @@ def take_results(state: SchedulerState, settings: SchedulerSettings, done: StepD
         raise InvariantViolated(
             f"step {done.step_id} has {len(step.rows)} rows, but {len(done.results)} results came"
         )
-    state.stalled = False
+    state.num_changes += 1
     state.last_progress_s = act.now_s
     counters = state.counters
     counters.num_steps += 1

@@ -25,6 +25,8 @@ class OpenPlan(msgspec.Struct):
 
     step_id: StepId
     request_ids: list[RequestId]
+    num_changes: int
+    """The state's when it was sent. If that has grown, a refusal says nothing about now."""
 
 
 class SchedulerState(msgspec.Struct, kw_only=True):
@@ -49,8 +51,10 @@ class SchedulerState(msgspec.Struct, kw_only=True):
     plan: OpenPlan | None = None
     steps: list[StepInFlight] = []
     """In the executor, oldest first."""
-    stalled: bool = False
-    """The last plan was refused as a whole: another would be too, until a step is done or somebody left."""
+    num_changes: int = 0
+    """Counts what may give room for a refused demand: steps done, requests that left, pools emptied."""
+    stalled_at: int = -1
+    """A plan made at this count was refused as a whole, so another one would be too."""
     plans_to_skip: int = 0
     """A waiting request found no room: not asked for again in so many plans, unless blocks are released."""
 

@@ -13,7 +13,7 @@ from ksana.messages.outputs import Aborted, Failed, Finished
 from ksana.messages.requests import Abort, Drain, StopStringFound
 from tests.scheduling.world import EOS, World
 
-SHARED = tuple(range(500, 540))
+SHARED = tuple(range(500, 524))
 ACTORS = ("scheduler", "block_allocator", "swa_cache_manager", "executor")
 
 
@@ -62,9 +62,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [i for i in self.world.added if i not in self.world.ended]
 
     @rule(
-        shared=st.integers(0, 40),
-        own=st.integers(0, 30),
-        max_tokens=st.integers(1, 30),
+        shared=st.integers(0, 24),
+        own=st.integers(0, 12),
+        max_tokens=st.integers(1, 40),
         end=st.none() | st.integers(0, 20),
         min_tokens=st.integers(0, 3),
         timeout=st.sampled_from([1e9, 1e9, 30.0]),
@@ -137,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.world.start_worker()
 
-    @precondition(lambda self: len(self.world.added) > 6)
+    @precondition(lambda self: len(self.world.added) > 12)
     @rule()
     def drain(self) -> None:
         self.drained = True
