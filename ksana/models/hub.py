@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
@@ -29,6 +28,10 @@ CONFIG_FILES = (
 )
 WEIGHT_FILE = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 SHOWN_FILES = 12
+LISTING_TIMEOUT_S = 20.0
+HttpError: type[Exception] = hub_errors.HfHubHTTPError.__bases__[0]
+"""What the client's HTTP library raises, answers and lost connections alike. Which library it is depends on
+the client's version."""
 
 
 def fetch_directory(repo: str, revision: str | None, report: Report) -> Path:
@@ -89,9 +92,12 @@ def _listed(names: list[str]) -> str:
 def _file_names(repo: str, revision: str | None) -> list[str] | None:
     """What the repository holds; None when the hub cannot be reached (or must not be)."""
     try:
-        return list(huggingface_hub.HfApi().list_repo_files(repo, revision=revision))
-    except (hub_errors.OfflineModeIsEnabled, httpx.TransportError, ConnectionError):
+        info = huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=LISTING_TIMEOUT_S)
+    except hub_errors.HfHubHTTPError:
+        raise
+    except (hub_errors.OfflineModeIsEnabled, HttpError, ConnectionError):
         return None
+    return [sibling.rfilename for sibling in info.siblings or ()]
 
 
 def _from_cache(repo: str, revision: str | None, patterns: list[str]) -> Path:
@@ -124,6 +130,6 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
         ) from None
     except hub_errors.LocalEntryNotFoundError:
         raise ModelLoadError(f"{title}: the hub cannot be reached and its cache does not hold it") from None
-    except (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, httpx.HTTPError, OSError) as error:
+    except (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, HttpError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(f"{title}: could not be fetched from the hub: {first_line}") from None

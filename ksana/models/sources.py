@@ -47,6 +47,8 @@ def resolve_model(
     is where demo models are kept; for the hub its own cache and variables count. `progress` is told in words
     what takes time. Raises ModelLoadError with what is wrong and what names there are.
     """
+    if not name:
+        raise ModelLoadError("no model is named")
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path

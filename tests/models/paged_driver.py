@@ -22,8 +22,8 @@ class PagedDriver:
         self.block_size = block_size
         self.lengths = [0] * num_rows
 
-    def step(self, tokens: dict[int, list[int]], logits_of_all: bool = False) -> Tensor:
-        """Feed each row its next tokens; logits of the last token of each, or of all."""
+    def batch(self, tokens: dict[int, list[int]], logits_of_all: bool = False) -> StepBatch:
+        """The next step's batch: row to its next tokens; logits of the last token of each, or of all."""
         rows = sorted(tokens)
         counts = [len(tokens[row]) for row in rows]
         ranges = [torch.arange(self.lengths[row], self.lengths[row] + len(tokens[row])) for row in rows]
@@ -33,24 +33,26 @@ class PagedDriver:
             for table, at in zip(tables, ranges, strict=True)
         ]
         starts = torch.tensor([0, *counts]).cumsum(0)
-        wanted = torch.arange(int(starts[-1])) if logits_of_all else starts[1:] - 1
         attention = AttentionTables(tables.contiguous(), torch.cat(slots))
-        batch = StepBatch(
+        return StepBatch(
             token_ids=torch.tensor([token for row in rows for token in tokens[row]]),
             positions=torch.cat(ranges),
             query_starts=starts.to(torch.int32),
             full=attention,
             sliding=attention,
-            logit_indices=wanted,
+            logit_indices=torch.arange(int(starts[-1])) if logits_of_all else starts[1:] - 1,
         )
-        for row in rows:
-            self.lengths[row] += len(tokens[row])
-        return self.model.forward(batch, self.kv)
+
+    def step(self, tokens: dict[int, list[int]], logits_of_all: bool = False) -> Tensor:
+        """Feed each row its next tokens; logits [rows, vocab] of the last of each, or [T, vocab] of all."""
+        logits = self.model.forward(self.batch(tokens, logits_of_all), self.kv)
+        for row, fed in tokens.items():
+            self.lengths[row] += len(fed)
+        return logits
 
     def all_logits(self, tokens: list[int], chunk: int) -> Tensor:
         """Logits [T, vocab] of one sequence in row 0, fed in chunks."""
         pieces = [
-            self.step({0: tokens[at : at + chunk]}, logits_of_all=True)
-            for at in range(0, len(tokens), chunk)
+            self.step({0: tokens[at : at + chunk]}, logits_of_all=True) for at in range(0, len(tokens), chunk)
         ]
         return torch.cat(pieces)
