@@ -6,11 +6,12 @@ from typing import Protocol
 
 import msgspec
 
+from ksana.errors import KsanaError
 from ksana.messages.base import PoolEpoch
 from ksana.messages.steps import StepDone, StepPlan
 
 
-class WorkerLostError(Exception):
+class WorkerLostError(KsanaError):
     """The worker is gone. What it knew (requests, KV) is lost; `start` makes a new one."""
 
 

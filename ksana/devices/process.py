@@ -32,7 +32,7 @@ _RECEIVE_BYTES = 1 << 18
 _SECRETS = ("KSANA_API_KEY", "KSANA_API_KEY_FILE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 Progress = Callable[[int, int], None]
-"""Told of bytes of weights loaded, and bytes in all."""
+"""Told of tensors loaded, and tensors in all."""
 
 
 class ProcessBackend:

@@ -53,7 +53,7 @@ class ModelRunner:
             block_size=kv.block_size,
             max_model_len=max_model_len,
             num_fa_blocks=num_fa_blocks,
-            num_swa_blocks=num_swa_blocks,
+            num_swa_blocks=num_swa_blocks if model.spec.num_sliding_layers else 0,
             num_requests=2 * max_num_seqs,
         )
         self._layers_of_pool = {

@@ -18,7 +18,7 @@ FORMAT = "ksana.worker"
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Bytes of weights loaded so far, and in all."""
+    """Tensors loaded so far, and in all."""
 
     done: int
     total: int
