@@ -126,7 +126,7 @@ def _byte_level(metadata: _Metadata) -> tuple[Backend, bool]:
     style = byte_level_style(metadata.value("pre", "default"), metadata.source)
     vocabulary = {token: token_id for token_id, token in enumerate(metadata.tokens)}
     backend = _backend(
-        metadata, models.BPE(vocabulary, metadata.merges(), fuse_unk=False, ignore_merges=style.ignore_merges)
+        metadata, vocabulary, metadata.merges(), fuse_unk=False, ignore_merges=style.ignore_merges
     )
     normalizer = style.normalizer()
     if normalizer is not None:
@@ -152,13 +152,11 @@ def _sentencepiece(metadata: _Metadata) -> Backend:
     unknown_id = metadata.token_id("unknown_token_id")
     backend = _backend(
         metadata,
-        models.BPE(
-            vocabulary,
-            merges,
-            fuse_unk=True,
-            byte_fallback=True,
-            unk_token=None if unknown_id is None else tokens[unknown_id],
-        ),
+        vocabulary,
+        merges,
+        fuse_unk=True,
+        byte_fallback=True,
+        unk_token=None if unknown_id is None else tokens[unknown_id],
     )
     prefix = bool(metadata.value("add_space_prefix", not gemma))
     text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -173,10 +171,15 @@ def _sentencepiece(metadata: _Metadata) -> Backend:
     return backend
 
 
-def _backend(metadata: _Metadata, model: models.BPE) -> Backend:
-    if len(set(metadata.tokens)) != len(metadata.tokens):
+def _backend(
+    metadata: _Metadata, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
+) -> Backend:
+    if len(vocabulary) != len(metadata.tokens):
         raise ModelLoadError(f"{metadata.source}: tokenizer.ggml.tokens has a token twice")
-    return Backend(model)
+    try:
+        return Backend(models.BPE(vocabulary, merges, **options))
+    except Exception as error:  # the package raises bare Exception
+        raise ModelLoadError(f"{metadata.source}: the tokenizer cannot be built: {error}") from error
 
 
 def _add_whole_tokens(backend: Backend, metadata: _Metadata, vocabulary: Mapping[str, int]) -> None:

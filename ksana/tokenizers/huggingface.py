@@ -97,8 +97,8 @@ def _spelling(token: Any) -> str | None:
 def _add_tokens(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str], source: str) -> None:
     """Add what the configuration has and tokenizer.json lacks, in the order of the ids it states."""
     later = config.get("added_tokens_decoder") or {}
-    if not isinstance(later, Mapping):
-        raise ModelLoadError(f"{source}: added_tokens_decoder is not an object")
+    if not isinstance(later, Mapping) or not all(token_id.isdecimal() for token_id in later):
+        raise ModelLoadError(f"{source}: added_tokens_decoder is not an object of ids")
     for token_id, token in sorted(later.items(), key=lambda item: int(item[0])):
         content = _spelling(token)
         if content is None or not isinstance(token, Mapping):

@@ -72,6 +72,10 @@ class PromptEncoder:
                 "The prompt is empty: it has no tokens.", param=_param(prompt), code="empty_prompt"
             )
         self._check_length(len(token_ids))
+        if (
+            self.tokenizer.vocab_size > self.vocab_size
+        ):  # tokens were added for which the model has no embedding
+            self.check_ids(token_ids)
         return token_ids
 
     def answer(self, message: EncodePrompt) -> PromptEncoded:

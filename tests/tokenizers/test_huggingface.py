@@ -1,0 +1,186 @@
+"""Tokenizers from small Hugging Face directories written for each test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
+
+from ksana.errors import ModelLoadError
+from ksana.messages.requests import ChatMessage
+from ksana.tokenizers import Tokenizer, load_tokenizer
+from ksana.tokenizers.post_processing import set_bos_eos
+from tests.tokenizers.tiny_tokenizers import byte_level_backend, sentencepiece_backend
+
+USER = [ChatMessage(role="user", content="ab")]
+CONFIG: dict[str, Any] = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}}
+
+
+def write(directory: Path, backend: Backend | None = None, **files: Any) -> Path:
+    """Files by name, "." written "__"; dicts become JSON."""
+    (backend or byte_level_backend()).save(str(directory / "tokenizer.json"))
+    for name, content in {"tokenizer_config__json": CONFIG, **files}.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (directory / name.replace("__", ".")).write_text(text)
+    return directory
+
+
+def load(directory: Path, backend: Backend | None = None, **files: Any) -> Tokenizer:
+    return load_tokenizer(write(directory, backend, **files))
+
+
+def test_ids_are_those_of_tokenizer_json(tmp_path: Path) -> None:
+    for name, backend in (("b", byte_level_backend()), ("s", sentencepiece_backend())):
+        (tmp_path / name).mkdir()
+        tokenizer = load(tmp_path / name, backend)
+        ids = tokenizer.encode("Hello world")
+        assert ids == backend.encode("Hello world").ids
+        assert tokenizer.decode(ids) == "Hello world"
+        assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_ids) == (0, (1,), {0, 1, 2})
+
+
+class TestBosAndEos:
+    @staticmethod
+    def adding() -> Backend:
+        backend = byte_level_backend()
+        set_bos_eos(backend, "<s>", None)
+        return backend
+
+    def test_tokenizer_json_decides_when_the_configuration_is_silent(self, tmp_path: Path) -> None:
+        assert load(tmp_path, self.adding()).encode("a")[0] == 0
+
+    def test_the_configuration_has_the_last_word(self, tmp_path: Path) -> None:
+        config = CONFIG | {"add_bos_token": False, "add_eos_token": True}
+        ids = load(tmp_path, self.adding(), tokenizer_config__json=config).encode("a")
+        assert (ids[0] != 0, ids[-1]) == (True, 1)
+
+    def test_padding_and_truncation_of_the_file_are_off(self, tmp_path: Path) -> None:
+        backend = self.adding()
+        backend.enable_truncation(3)
+        backend.enable_padding(length=20)
+        assert len(load(tmp_path, backend).encode("x" * 10)) == 11
+
+
+class TestAddedTokens:
+    def test_tokens_added_later_get_the_ids_stated(self, tmp_path: Path) -> None:
+        size = byte_level_backend().get_vocab_size()
+        later = {
+            str(size): {"content": "<tool>", "special": False},
+            str(size + 1): {"content": "<|end|>", "special": True},
+        }
+        tokenizer = load(tmp_path, tokenizer_config__json=CONFIG | {"added_tokens_decoder": later})
+        assert tokenizer.encode("<tool><|end|>") == [size, size + 1]
+        assert tokenizer.decode([size, size + 1]) == "<tool>"
+        assert tokenizer.vocab_size == size + 2
+
+    def test_contradicting_ids_are_an_error(self, tmp_path: Path) -> None:
+        later = {"7": {"content": "<s>", "special": True}}
+        with pytest.raises(ModelLoadError, match=r"'<s>' is 0 in tokenizer\.json and 7"):
+            load(tmp_path, tokenizer_config__json=CONFIG | {"added_tokens_decoder": later})
+
+    def test_roles_may_be_in_the_older_file(self, tmp_path: Path) -> None:
+        roles = {"eos_token": "<|user|>", "additional_special_tokens": ["<x>"]}
+        tokenizer = load(
+            tmp_path, special_tokens_map__json=roles, tokenizer_config__json={"bos_token": "<s>"}
+        )
+        assert tokenizer.eos_ids == (2,)
+        assert tokenizer.decode(tokenizer.encode("a<x>b")) == "ab"
+
+
+class TestEndOfSequence:
+    def test_generation_config_and_config_add_ids(self, tmp_path: Path) -> None:
+        tokenizer = load(
+            tmp_path, generation_config__json={"eos_token_id": [2, 1]}, config__json={"eos_token_id": 5}
+        )
+        assert tokenizer.eos_ids == (1, 2, 5)
+
+
+class TestChatTemplate:
+    def test_there_may_be_none(self, tmp_path: Path) -> None:
+        assert not load(tmp_path).has_chat_template
+
+    def test_from_the_configuration(self, tmp_path: Path) -> None:
+        config = CONFIG | {"chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
+        assert load(tmp_path, tokenizer_config__json=config).render_chat(USER) == "<s>ab</s>"
+
+    def test_the_default_of_several(self, tmp_path: Path) -> None:
+        several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+        config = CONFIG | {"chat_template": several}
+        assert load(tmp_path, tokenizer_config__json=config).render_chat(USER) == "d"
+
+    def test_files_of_their_own_win(self, tmp_path: Path) -> None:
+        config = CONFIG | {"chat_template": "config"}
+        files = {"tokenizer_config__json": config, "chat_template__json": {"chat_template": "json"}}
+        assert load(tmp_path, **files).render_chat(USER) == "json"
+        assert load(tmp_path, chat_template__jinja="jinja", **files).render_chat(USER) == "jinja"
+        assert load_tokenizer(tmp_path, "given").render_chat(USER) == "given"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer__json": "{"}, r"tokenizer\.json: the tokenizer cannot be read"),
+        ({"tokenizer_config__json": "[1]"}, r"tokenizer_config\.json: not a JSON object"),
+        ({"generation_config__json": "{]"}, r"generation_config\.json: cannot be read as JSON"),
+        ({"tokenizer_config__json": {"chat_template": 5}}, "chat_template is neither"),
+        (
+            {"tokenizer_config__json": {"added_tokens_decoder": {"x": {"content": "a"}}}},
+            "added_tokens_decoder",
+        ),
+        ({"tokenizer_config__json": {"added_tokens_decoder": {"5": {}}}}, "5 has no content"),
+        (
+            {"tokenizer_config__json": {"added_tokens_decoder": [1]}},
+            "added_tokens_decoder is not an object of ids",
+        ),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    write(tmp_path)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name.replace("__", ".")).write_text(text)
+    with pytest.raises(ModelLoadError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_no_tokenizer_json(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: no such file"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.model alone"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_decoder_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(ModelLoadError, match="WordPiece"):
+        load(tmp_path, backend)
+
+
+@pytest.mark.slow
+def test_directories_that_transformers_writes_give_its_ids(tmp_path: Path) -> None:
+    """Imports transformers, which takes seconds."""
+    from transformers import AutoTokenizer
+
+    from tests.models_for_tests import gemma3_gguf, smollm2_gguf
+    from tests.tokenizers.test_references import TEXTS
+
+    for path in (smollm2_gguf(), gemma3_gguf()):
+        reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        directory = tmp_path / path.stem
+        reference.save_pretrained(directory)
+        tokenizer = load_tokenizer(directory)
+        for text in TEXTS:
+            assert tokenizer.encode(text) == reference.encode(text)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert ids == reference.encode(text, add_special_tokens=False)
+            assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+        if tokenizer.has_chat_template:
+            messages = [{"role": "user", "content": "Hi"}]
+            ids = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            assert tokenizer.chat([ChatMessage(role="user", content="Hi")]) == ids
