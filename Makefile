@@ -26,7 +26,7 @@ help: ## Show this
 serve: ## Prepare .venv and serve a small model (PORT=, MODEL=, PYTHON=)
 	@scripts/preflight.sh serve
 	@$(MAKE) --no-print-directory $(VENV)/installed
-	@exec $(RUN)/ksana serve $(MODEL) $(if $(PORT),--port $(PORT))
+	@$(RUN)/ksana serve $(MODEL) $(if $(PORT),--port $(PORT)) || { code=$$?; test $$code = 130 || exit $$code; }
 
 test: $(VENV)/installed-test lint ## Check the code and run the tests but the slow ones
 	$(RUN)/python -m pytest -m "not slow"

@@ -51,7 +51,13 @@ def _parser() -> Parser:
     parser.add_argument("--port", type=int, help="Port of a server on this machine, instead of --url")
     parser.add_argument("--model", help="Model to ask for (default: the one that is served)")
     parser.add_argument("--system", metavar="TEXT", help="System message: how the model is to behave")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        default=0.5,
+        help="How freely it chooses; 0 always takes the likeliest token (default: 0.5)",
+    )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="Longest answer")
     parser.add_argument("--seed", type=int, metavar="N", help="Make answers repeatable")
     parser.add_argument("--api-key-file", metavar="FILE", help="File whose first line is the API key")

@@ -23,10 +23,12 @@ def rows(title: str, pairs: Iterable[tuple[str, str]]) -> str:
     return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in pairs)])
 
 
-def start_block(version: str, model: ModelInfo, settings: Settings, address: str) -> str:
+def start_block(
+    version: str, model: ModelInfo, settings: Settings, address: str, command: str = "ksana"
+) -> str:
     """What is served, with what, where, and how to try it.
 
-    `version` is Ksana's, `address` a URL without a slash at its end.
+    `version` is Ksana's, `address` a URL without a slash at its end, `command` how a shell finds `ksana`.
     """
     asks_for_key = settings.api_key is not None or settings.api_key_file is not None
     return rows(
@@ -39,7 +41,7 @@ def start_block(version: str, model: ModelInfo, settings: Settings, address: str
             ("sampling", SAMPLING_POLICY),
             ("address", f"{address} ({'API key asked for' if asks_for_key else 'no API key'})"),
             ("try", curl_line(model.name, address, asks_for_key)),
-            ("or", chat_line(address)),
+            ("or", chat_line(address, command)),
         ],
     )
 
@@ -61,14 +63,15 @@ def limits_text(max_model_len: int, settings: Settings) -> str:
 
 def curl_line(model: str, address: str, asks_for_key: bool) -> str:
     """A command to paste into a shell."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello in five words."}]})
+    messages = [{"role": "user", "content": "Name three rivers."}]
+    body = json.dumps({"model": model, "messages": messages, "temperature": 0})
     key = ' -H "Authorization: Bearer $KSANA_API_KEY"' if asks_for_key else ""
     header = "-H 'Content-Type: application/json'"
     return f"curl {address}/v1/chat/completions {header}{key} -d {shlex.quote(body)}"
 
 
-def chat_line(address: str) -> str:
-    return "ksana chat" if address == "http://127.0.0.1:8000" else f"ksana chat --url {address}"
+def chat_line(address: str, command: str) -> str:
+    return f"{command} chat" if address == "http://127.0.0.1:8000" else f"{command} chat --url {address}"
 
 
 def url_of(host: str, port: int) -> str:

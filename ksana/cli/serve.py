@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -64,7 +65,9 @@ async def _load_and_serve(settings: Settings, shutdown: Shutdown) -> None:
 
 def _show(settings: Settings, client: Client, port: int) -> None:
     version = importlib.metadata.version("ksana")
-    block = start_block(version, client.model, settings, url_of(settings.host, port))
+    # Not on the PATH, as in a .venv that is not active: show how it was called.
+    command = "ksana" if shutil.which("ksana") else sys.argv[0]
+    block = start_block(version, client.model, settings, url_of(settings.host, port), command)
     print(f"\n{block}\n", file=sys.stderr, flush=True)
 
 

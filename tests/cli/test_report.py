@@ -67,6 +67,8 @@ def test_start_block_of_a_model_with_windows() -> None:
     text = start_block("1.0", model, Settings(model="m"), "http://h:1")
     assert "and 40 for layers with a window of 512 tokens" in text
     assert "ksana chat --url http://h:1" in text
+    text = start_block("1.0", model, Settings(model="m"), "http://127.0.0.1:8000", ".venv/bin/ksana")
+    assert text.endswith("  .venv/bin/ksana chat")
 
 
 def test_a_key_is_mentioned_but_not_shown() -> None:
