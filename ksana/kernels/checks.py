@@ -24,11 +24,12 @@ def is_dense(t: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 def is_heads(t: Tensor) -> bool:
     """float32 [T, heads, D] with the heads of a token contiguous: a whole tensor, or a slice of qkv rows."""
+    if t.dtype is not torch.float32 or not t.is_cpu or t.dim() != 3:
+        return False
+    per_token, per_head, per_element = t.stride()
+    num_tokens, num_heads, dim = t.shape
     return (
-        t.dtype is torch.float32
-        and t.is_cpu
-        and t.dim() == 3
-        and t.stride(2) == 1
-        and (t.stride(1) == t.shape[2] or t.shape[1] == 1)
-        and (t.stride(0) >= t.shape[1] * t.shape[2] or t.shape[0] <= 1)
+        per_element == 1
+        and (per_head == dim or num_heads == 1)
+        and (per_token >= num_heads * dim or num_tokens <= 1)
     )

@@ -223,13 +223,22 @@ static void rescale_values(const State *s, int row, int dim) {
     for (int d = 0; d < dim; d++) values[d] *= factor;
 }
 
+/* Of the next tile, 16 rows: blocks lie anywhere, so the hardware cannot guess them. */
+static void prefetch(const float *const *rows, int dim) {
+    for (int key = 0; key < KEY_GROUP; key++)
+        for (int d = 0; d < dim; d += 16) __builtin_prefetch(rows[key] + d);
+}
+
 /* One tile of keys, of which the task's queries see some in [k0, k1), against all query rows. */
-static void do_tile(const Attention *p, const Chunk *chunk, int kv_head, State *s, int64_t tile_start, int k0, int k1) {
-    TileRows at;
+static void do_tile(const Attention *p, const Chunk *chunk, const TileRows *at, const TileRows *next, State *s,
+                    int64_t tile_start, int k0, int k1) {
     int rows = chunk->tokens * p->group, dim = p->dim;
     int g0 = k0 / KEY_GROUP * KEY_GROUP, g1 = (k1 + KEY_GROUP - 1) / KEY_GROUP * KEY_GROUP;
-    find_rows(p, chunk, kv_head, tile_start, k0, k1, &at);
-    for (int group = g0; group < g1; group += KEY_GROUP) transpose(at.k + group, dim, s->keys + group);
+    for (int group = g0; group < g1; group += KEY_GROUP) {
+        if (next) prefetch(next->k + group, dim);
+        transpose(at->k + group, dim, s->keys + group);
+    }
+    if (next) for (int key = 0; key < TILE; key += KEY_GROUP) prefetch(next->v + key, dim);
     int tile_rows;
     for (int row = 0; row < rows; row += tile_rows) {
         tile_rows = (int)least(ROWS, rows - row);
@@ -252,7 +261,7 @@ static void do_tile(const Attention *p, const Chunk *chunk, int kv_head, State *
         for (int64_t d = 0; d < dim; d += half ? VL / 2 : vectors * VL) {
             vectors = (int)least(VECTORS, (dim - d) / VL);
             half = vectors == 0; /* dim is a multiple of 8: with 16 lanes half a vector may be left */
-            VALUES[tile_rows](s->scores + row * TILE, at.v, d, vectors, half, k0, k1, s->values + (int64_t)row * dim, dim);
+            VALUES[tile_rows](s->scores + row * TILE, at->v, d, vectors, half, k0, k1, s->values + (int64_t)row * dim, dim);
         }
     }
 }
@@ -265,8 +274,18 @@ static void do_section(const Attention *p, const Chunk *chunk, int kv_head, Stat
     for (int row = 0; row < rows; row++) s->largest[row] = NO_SCORE;
     memset(s->sums, 0, (size_t)rows * VL * 4);
     memset(s->values, 0, (size_t)rows * (size_t)p->dim * 4);
-    for (int64_t tile = (low > start ? low : start) / TILE * TILE; tile < end; tile += TILE)
-        do_tile(p, chunk, kv_head, s, tile, low > tile ? (int)(low - tile) : 0, (int)least(TILE, end - tile));
+    TileRows rows_of[2];
+    int64_t tile = (low > start ? low : start) / TILE * TILE;
+    int first = low > tile ? (int)(low - tile) : 0, which = 0;
+    find_rows(p, chunk, kv_head, tile, first, (int)least(TILE, end - tile), &rows_of[0]);
+    for (; tile < end; tile += TILE, which ^= 1, first = 0) {
+        const TileRows *next = NULL;
+        if (tile + TILE < end) {
+            next = &rows_of[which ^ 1];
+            find_rows(p, chunk, kv_head, tile + TILE, 0, (int)least(TILE, end - tile - TILE), &rows_of[which ^ 1]);
+        }
+        do_tile(p, chunk, &rows_of[which], next, s, tile, first, (int)least(TILE, end - tile));
+    }
 }
 
 /* total and part are (largest, sum, dim values). Merging into nothing gives the part, bit by bit. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 enum { NAN_LOGIT = -1, INFINITE_LOGIT = -2, NOTHING_LEFT = -3, NO_MEMORY = -4 };
+static const float MOST_NOISE = 23.0f; /* the largest Gumbel of 32 bits is 22.9 */
 enum { RADIX_BITS = 11, BUCKETS = 1 << RADIX_BITS, FEW = 48 };
 
 /* How to sample a row; laid out as ksana.kernels.sampling packs it. */
@@ -169,7 +170,17 @@ static float z_of(uint64_t key) {
     return z;
 }
 
-static void collect(const float *z, int64_t count, float limit, Candidates *found) {
+/* exp(z) of up to VL candidates from `start`; returns how many. */
+static int weigh(const Candidates *c, int64_t start, float *weight) {
+    int lanes = c->count - start < VL ? (int)(c->count - start) : VL;
+    memset(weight, 0, VL * 4);
+    for (int lane = 0; lane < lanes; lane++) weight[lane] = z_of(c->keys[start + lane]);
+    vf_store(weight, exp_weight(vf_load(weight)));
+    return lanes;
+}
+
+/* All tokens with z >= limit, and their masses if wanted. */
+static void collect(const float *z, int64_t count, float limit, int with_masses, Candidates *found) {
     found->count = 0;
     for (int64_t i = 0; i < count; i += VL) {
         uint32_t hits = lanes_at_least(vf_load(z + i), limit);
@@ -181,11 +192,10 @@ static void collect(const float *z, int64_t count, float limit, Candidates *foun
         }
     }
     found->mass = 0;
+    if (!with_masses) return;
     for (int64_t i = 0; i < found->count; i += VL) {
-        float weight[VL] = {0};
-        int lanes = found->count - i < VL ? (int)(found->count - i) : VL;
-        for (int lane = 0; lane < lanes; lane++) weight[lane] = z_of(found->keys[i + lane]);
-        vf_store(weight, exp_weight(vf_load(weight)));
+        float weight[VL];
+        int lanes = weigh(found, i, weight);
         for (int lane = 0; lane < lanes; lane++) found->mass += found->masses[i + lane] = mass_of(weight[lane]);
     }
 }
@@ -230,23 +240,24 @@ static uint64_t reaching(const Candidates *c, int by_mass, double wanted, uint64
     return UINT64_MAX;
 }
 
-static void keep_up_to(Candidates *c, uint64_t bound) {
+static void keep_up_to(Candidates *c, uint64_t bound, int with_masses) {
     int64_t kept = 0;
     c->mass = 0;
     for (int64_t i = 0; i < c->count; i++)
         if (c->keys[i] <= bound) {
-            c->keys[kept] = c->keys[i];
-            c->mass += c->masses[kept++] = c->masses[i];
+            if (with_masses) c->mass += c->masses[kept] = c->masses[i];
+            c->keys[kept++] = c->keys[i];
         }
     c->count = kept;
 }
 
 static void keep_at_least(Candidates *c, float min_p) {
     int64_t kept = 0;
-    for (int64_t i = 0; i < c->count; i++) {
+    for (int64_t i = 0; i < c->count; i += VL) {
         float weight[VL];
-        vf_store(weight, exp_weight(vf_set(z_of(c->keys[i]))));
-        if (weight[0] >= min_p) c->keys[kept++] = c->keys[i];
+        int lanes = weigh(c, i, weight);
+        for (int lane = 0; lane < lanes; lane++)
+            if (weight[lane] >= min_p) c->keys[kept++] = c->keys[i + lane];
     }
     c->count = kept;
 }
@@ -255,25 +266,42 @@ static void keep_at_least(Candidates *c, float min_p) {
 static void find_candidates(const float *z, int64_t vocabulary, const Row *row, Candidates *c, uint64_t *work) {
     int by_count = row->top_k > 0 && row->top_k < vocabulary, by_mass = row->top_p < 1.0;
     double mass_wanted = by_mass && !by_count ? row->top_p * (double)total_mass(z, vocabulary) : 0.0;
-    for (float depth = by_count || by_mass ? 4.0f : 88.0f;; depth *= 2.0f) {
-        collect(z, vocabulary, depth > 80.0f ? -FLT_MAX : -depth, c);
+    float depth = by_count || by_mass ? 4.0f : 0.01f - logf(row->min_p);
+    for (;; depth *= 2.0f) {
+        collect(z, vocabulary, depth > 80.0f ? -FLT_MAX : -depth, by_mass, c);
         int enough = by_count ? c->count >= row->top_k : (double)c->mass >= mass_wanted;
         if (enough || depth > 80.0f) break;
     }
-    if (by_count) keep_up_to(c, reaching(c, 0, (double)row->top_k, work));
-    if (by_mass) keep_up_to(c, reaching(c, 1, by_count ? row->top_p * (double)c->mass : mass_wanted, work));
+    if (by_count) keep_up_to(c, reaching(c, 0, (double)row->top_k, work), by_mass);
+    if (by_mass) keep_up_to(c, reaching(c, 1, by_count ? row->top_p * (double)c->mass : mass_wanted, work), by_mass);
     if (row->min_p > 0.0f) keep_at_least(c, row->min_p);
 }
 
 /* ---- drawing --------------------------------------------------------------------------------------------- */
 
+static float noise_of(int64_t id, const uint32_t *key) {
+    vu ids = {(uint32_t)id};
+    return gumbel(ids, key)[0];
+}
+
+static int64_t first_equal(const float *x, int64_t count, float value) {
+    int64_t i = 0;
+    for (; i + VL <= count; i += VL)
+        if (lanes_at_least(vf_load(x + i), value)) break;
+    while (i < count && x[i] != value) i++;
+    return i;
+}
+
+/* No noise exceeds MOST_NOISE, so what lies that far below the likeliest token's score cannot win. */
 static int64_t draw_from_all(const float *z, int64_t vocabulary, const uint32_t *key) {
+    float limit = noise_of(first_equal(z, vocabulary, 0.0f), key) - MOST_NOISE;
     vf best = vf_set(-INFINITY);
     vi best_ids = {0};
     vu ids;
     for (int lane = 0; lane < VL; lane++) ids[lane] = (uint32_t)lane;
     for (int64_t i = 0; i < vocabulary; i += VL, ids += VL) {
         vf here = vf_load(z + i);
+        if (!lanes_at_least(here, limit)) continue;
         vf score = here + gumbel(ids, key);
         vi better = score > best; /* strictly: the lower id stays */
         best = vf_select(better, score, best);
@@ -321,14 +349,6 @@ static float largest_logit(const float *x, int64_t count) {
         most = x[i] > most ? x[i] : most;
     }
     return most;
-}
-
-static int64_t first_equal(const float *x, int64_t count, float value) {
-    int64_t i = 0;
-    for (; i + VL <= count; i += VL)
-        if (lanes_at_least(vf_load(x + i), value)) break;
-    while (i < count && x[i] != value) i++;
-    return i;
 }
 
 static int64_t sample_row(const Batch *batch, int index) {
