@@ -11,6 +11,8 @@ If it fails  the generation ends: see `ksana.runtime.supervisor`.
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from ksana.errors import InvariantViolated
@@ -34,25 +36,30 @@ class InlineEncoding:
 
 
 class ThreadedEncoding:
-    """Encodes in threads of their own, at most `num_threads` at a time; the others wait in order of arrival.
+    """Encodes in threads of its own, at most `num_threads` at a time; the others wait in order of arrival.
 
-    What is under way when the nursery is cancelled is abandoned: its answer is never given.
+    What is under way when the nursery is cancelled is abandoned: its answer is never given. The queue is
+    bounded by the number of slots, as every order is of a request that has one.
     """
 
     def __init__(
         self, encoder: PromptEncoder, reply: Post, nursery: trio.Nursery, num_threads: int = 1
     ) -> None:
-        self._encoder, self._reply, self._nursery = encoder, reply, nursery
+        self._encoder, self._reply = encoder, reply
         self._limiter = trio.CapacityLimiter(num_threads)
+        self._put, self._queue = trio.open_memory_channel[EncodePrompt](math.inf)
+        for _ in range(num_threads):
+            nursery.start_soon(self._work)
 
     def post(self, message: Message) -> None:
-        self._nursery.start_soon(self._encode, _order(message))
+        self._put.send_nowait(_order(message))
 
-    async def _encode(self, message: EncodePrompt) -> None:
-        answer = await trio.to_thread.run_sync(
-            self._encoder.answer, message, limiter=self._limiter, abandon_on_cancel=True
-        )
-        self._reply(answer)
+    async def _work(self) -> None:
+        async for message in self._queue:
+            answer = await trio.to_thread.run_sync(
+                self._encoder.answer, message, limiter=self._limiter, abandon_on_cancel=True
+            )
+            self._reply(answer)
 
 
 def _order(message: Message) -> EncodePrompt:
