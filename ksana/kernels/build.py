@@ -8,7 +8,9 @@ be writable by nobody else.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -25,6 +27,8 @@ FLAGS = (
 )
 COMPILE_TIMEOUT_S = 300.0
 
+log = logging.getLogger(__name__)
+
 
 class BuildError(Exception):
     """The library could not be built; the text says why."""
@@ -33,7 +37,7 @@ class BuildError(Exception):
 def build() -> Path:
     """Path of the compiled library, built now if it is not there. Raises BuildError."""
     try:
-        directory = cache_directory()
+        directory = _directory()
         compiler = find_compiler()
         target = directory / f"kernels-{_key(compiler)}.so"
         if not target.exists():
@@ -44,13 +48,25 @@ def build() -> Path:
         raise BuildError(f"cannot build the native kernels: {error}") from error
 
 
+def _directory() -> Path:
+    """The cache directory or, where there can be none, one that lives as long as this process."""
+    try:
+        return cache_directory()
+    except (OSError, RuntimeError) as error:  # read-only, or no home
+        directory = tempfile.mkdtemp(prefix="ksana-kernels-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        log.warning("no cache for compiled kernels (%s): they are compiled at every start", error)
+        return Path(directory)
+
+
 def cache_directory() -> Path:
     """$XDG_CACHE_HOME/ksana/kernels or ~/.cache/ksana/kernels, made if need be. BuildError if unsafe."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     directory = root / "ksana" / "kernels"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _require_private(directory)
+    for path in (directory.parent, directory):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_private(path)
     return directory
 
 
@@ -106,6 +122,7 @@ def _cpu() -> str:
 
 
 def _compile(compiler: str, target: Path) -> None:
+    log.info("compiling the native kernels with %s, once", compiler)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".building-", suffix=".so")
     os.close(handle)
     sources = [str(path) for path in source_files() if path.suffix == ".c"]

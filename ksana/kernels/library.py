@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,27 +72,30 @@ class _Choice:
 
 
 _choice: _Choice | None = None
+_choosing = threading.Lock()
 
 
 def _choose() -> _Choice:
     global _choice
-    if _choice is not None:
+    with _choosing:
+        if _choice is None:
+            _choice = _make_choice()
         return _choice
+
+
+def _make_choice() -> _Choice:
     wanted = os.environ.get("KSANA_KERNELS", "")
     if wanted not in ("", "native", "reference"):
         raise RuntimeError(f"KSANA_KERNELS is {wanted!r}; it must be native or reference")
     if wanted == "reference":
-        _choice = _Choice(None, "KSANA_KERNELS=reference", 1)
-        return _choice
+        return _Choice(None, "KSANA_KERNELS=reference", 1)
     try:
         library = Library(build())
     except (BuildError, OSError) as error:
         if wanted == "native":
             raise RuntimeError(f"KSANA_KERNELS=native, but: {error}") from error
-        _choice = _Choice(None, str(error), 1)
-        return _choice
-    _choice = _Choice(library, "", library.set_threads(default_num_threads()))
-    return _choice
+        return _Choice(None, str(error), 1)
+    return _Choice(library, "", library.set_threads(default_num_threads()))
 
 
 def native() -> Library | None:

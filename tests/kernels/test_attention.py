@@ -163,7 +163,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match="block"):
             case.run()
 
-    @pytest.mark.parametrize("position", [-1, 96, 2**40, -(2**63)])
+    @pytest.mark.parametrize("position", [-1, 96, 2**40, 2**63 - 1, -(2**63)])
     def test_position_beyond_the_table(self, problem, position):
         case = problem([(80, 1)])
         case.positions[0] = position

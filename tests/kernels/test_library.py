@@ -70,6 +70,17 @@ def test_what_others_may_write_is_not_loaded(cache):
         build.build()
 
 
+@pytest.mark.usefixtures("sources")
+def test_no_place_for_a_cache(tmp_path, monkeypatch, caplog):
+    """A file stands where the directory should: compiled for this process only, and said so."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    path = build.build()
+    assert path.exists()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert "compiled at every start" in caplog.text
+
+
 def test_several_processes_at_once(cache, sources):
     script = f"""
 import importlib.util, pathlib

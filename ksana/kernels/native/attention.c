@@ -414,10 +414,11 @@ static int plan(const Attention *p, const int32_t *starts, int64_t num_rows, int
     for (int64_t row = 0; row < num_rows; row++) {
         for (int64_t token = starts[row]; token < starts[row + 1];) {
             int64_t run = 1, position = p->positions[token];
-            while (run < most && token + run < starts[row + 1] && p->positions[token + run] == position + run) run++;
-            if (position < 0 || position + run > capacity)
+            if (position < 0 || position >= capacity)
                 return ksana_fail("paged_attention: row %lld: position %lld is outside of its block table (%lld tokens)",
-                                  (long long)row, (long long)(position + run - 1), (long long)capacity);
+                                  (long long)row, (long long)position, (long long)capacity);
+            while (run < most && position + run < capacity && token + run < starts[row + 1] &&
+                   p->positions[token + run] == position + run) run++;
             const int32_t *table = p->tables + row * p->max_blocks;
             for (int64_t block = first_key(p, position) / p->block_size; block <= (position + run - 1) / p->block_size; block++)
                 if (table[block] < 0 || table[block] >= num_blocks)

@@ -102,11 +102,16 @@ INLINE vf exponential(vf u) {
     return -log_1p(f, exponent);
 }
 
-INLINE vf gumbel(vu id, const uint32_t *key) {
+INLINE vf gumbel_of(vf u) {
     vf f, exponent;
-    split(exponential(uniform(hash(id, key))), &f, &exponent);
+    split(exponential(u), &f, &exponent);
     return -log_1p(f, exponent);
 }
+
+INLINE vf gumbel(vu id, const uint32_t *key) { return gumbel_of(uniform(hash(id, key))); }
+
+/* No less than gumbel_of(u), from the exponent of u alone: -log(-log(1 - u)) <= -log(u) <= -exponent * log 2. */
+INLINE vf most_gumbel(vf u) { return to_float(127 - ((vi)u >> 23)) * vf_set(0.6932f); }
 
 /* ---- candidates ------------------------------------------------------------------------------------------ */
 
@@ -292,17 +297,22 @@ static int64_t first_equal(const float *x, int64_t count, float value) {
     return i;
 }
 
-/* No noise exceeds MOST_NOISE, so what lies that far below the likeliest token's score cannot win. */
+/* Most tokens cannot beat the best score so far whatever their noise (at most MOST_NOISE), or with the noise that
+ * their hash allows: theirs is not computed. The likeliest token's score is the first to beat. */
 static int64_t draw_from_all(const float *z, int64_t vocabulary, const uint32_t *key) {
-    float limit = noise_of(first_equal(z, vocabulary, 0.0f), key) - MOST_NOISE;
+    float to_beat = noise_of(first_equal(z, vocabulary, 0.0f), key);
     vf best = vf_set(-INFINITY);
     vi best_ids = {0};
     vu ids;
     for (int lane = 0; lane < VL; lane++) ids[lane] = (uint32_t)lane;
     for (int64_t i = 0; i < vocabulary; i += VL, ids += VL) {
         vf here = vf_load(z + i);
-        if (!lanes_at_least(here, limit)) continue;
-        vf score = here + gumbel(ids, key);
+        if (!lanes_at_least(here, to_beat - MOST_NOISE)) continue;
+        vf u = uniform(hash(ids, key));
+        if (!lanes_at_least(here + most_gumbel(u), to_beat)) continue;
+        vf score = here + gumbel_of(u);
+        float most = vf_largest(score);
+        to_beat = most > to_beat ? most : to_beat;
         vi better = score > best; /* strictly: the lower id stays */
         best = vf_select(better, score, best);
         best_ids = (vi)vf_select(better, (vf)(vi)ids, (vf)best_ids);
