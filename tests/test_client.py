@@ -107,7 +107,7 @@ async def test_a_block_left_by_an_exception() -> None:
     got: list[OutputEvent] = []
     assert opened.stream is not None
     opened.slots.post(delta("a", 1))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with opened.stream as stream:
             got.append(await stream.__anext__())
             raise ZeroDivisionError

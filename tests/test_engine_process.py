@@ -4,11 +4,13 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from ksana.config import Settings
+from ksana.devices.inline import InlineBackend
 from ksana.devices.process import ProcessBackend
 from ksana.engine import Engine
 from ksana.messages.outputs import Finished
@@ -106,7 +108,7 @@ async def test_the_engines_own_time_per_step(llama: ModelFiles) -> None:
     assert per_step_s < 0.02, f"{per_step_s * 1e3:.2f} ms per step"
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma"])
 async def test_the_real_worker_gives_the_same_tokens_whatever_happens(family: str, tmp_path: Path) -> None:
     directory = tiny_llama_dir(tmp_path) if family == "llama" else tiny_gemma3_dir(tmp_path)
     settings = Settings(
@@ -132,6 +134,22 @@ async def test_the_real_worker_gives_the_same_tokens_whatever_happens(family: st
         assert alone.token_ids == cold[0]
         status = await settled(engine)
         assert status.cache.num_hit_tokens > 0
+    assert await inline_tokens(directory, block_size=8, max_num_batched_tokens=19) == cold
+
+
+async def inline_tokens(directory: Path, **settings: Any) -> list[list[int]]:
+    """What the same model says in this process, with other blocks and chunks."""
+    from ksana.devices.build import build_runner
+
+    def backend(setup: ModelSetup) -> InlineBackend:
+        worker, fingerprint = setup.worker_settings(), setup.files.fingerprint
+        return InlineBackend(lambda: build_runner(worker, fingerprint, lambda _done, _total: None))
+
+    made = Settings(
+        model=str(directory), max_model_len=512, kv_cache_memory="8MiB", num_threads=1, **settings
+    )
+    async with Engine(made, backend=backend) as engine:
+        return await four_streams(engine, 60, None, None)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 import pytest
 import trio
 
-from ksana.costs.step_cost import LinearStepCost, StepShape, step_shape
+from ksana.costs.step_cost import LinearStepCost
 from ksana.devices.backend import WorkerInfo, WorkerLostError
 from ksana.devices.inline import InlineBackend
 from ksana.devices.simulated import SimulatedBackend, crash_at_steps
@@ -118,13 +118,6 @@ def test_a_row_planned_ahead_of_a_token_that_never_came_is_in_error() -> None:
     first = w.run(plan(1, row(1, 0, 6, fa=edits(0, 1)), new=(new_row(1, PROMPT),)))
     assert first.results[0].error == "NaN in the logits"
     assert "never sampled" in str(w.run(next_plan(2, 1, 6)).results[0].error)
-
-
-def test_costs() -> None:
-    shape = step_shape(plan(1, row(1, 0, 6), row(2, 10, 1)))
-    assert shape == StepShape(num_rows=2, num_tokens=7, num_attended_tokens=17)
-    cost = LinearStepCost(fixed_s=1, per_token_s=0.1, per_attended_token_s=0.01)
-    assert cost.seconds(shape) == pytest.approx(1 + 0.7 + 0.17)
 
 
 def test_steps_take_simulated_time_one_after_the_other() -> None:
