@@ -1,0 +1,1 @@
+"""Comparisons with peers, each a command that prints a table. Ratios within one run, never absolutes."""

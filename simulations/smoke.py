@@ -1,0 +1,166 @@
+"""A short rough run: many kinds of requests, impatient clients, crashes, a shutdown in the middle."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import msgspec
+import trio
+
+from ksana.config import Settings
+from ksana.costs.step_cost import LinearStepCost
+from ksana.devices.simulated import SimulatedBackend
+from ksana.devices.simulated_worker import KnownRequest, SimulatedWorker, TokenSource, hashed_tokens
+from ksana.engine import Engine
+from ksana.errors import InvariantViolated
+from ksana.messages.blocks import PoolUse
+from ksana.messages.status import EngineStatus
+from ksana.messages.steps import StepPlan
+from ksana.model_setup import ModelSetup
+from ksana.runtime.deterministic import run_deterministic
+from ksana.runtime.virtual_clock import VirtualClock
+from simulations.clients import Ask, Tally, make_ask, open_loop, run_client
+from simulations.message_log import MessageLog
+from simulations.toy_model import toy_model
+
+_CRASHES_PER_STEP = 0.002
+_BAD_ROWS = 0.0005
+_LEFT_AT_THE_END = 40
+
+
+class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run gave. `digest` is over every message of it, in order, with its time."""
+
+    seed: int
+    digest: str
+    num_messages: int
+    num_activations: int
+    virtual_s: float
+    messages: dict[str, int]
+    endings: dict[str, int]
+    num_preemptions: int
+    num_worker_restarts: int
+    num_hit_tokens: int
+    num_swa_evictions: int
+
+
+def run_smoke(seed: int, num_requests: int = 400, sliding_window: int | None = 96) -> SmokeReport:
+    """Run it. Raises InvariantViolated, or an exception group with it, when a promise is broken."""
+
+    async def main() -> SmokeReport:
+        return await _Smoke(seed, num_requests, sliding_window).run()
+
+    return run_deterministic(seed, main, VirtualClock())
+
+
+class _Smoke:
+    def __init__(self, seed: int, num_requests: int, sliding_window: int | None) -> None:
+        self.seed = seed
+        self.num_requests = num_requests
+        self.rng = random.Random(seed)
+        self.faults = random.Random(seed + 1)
+        self.log = MessageLog()
+        self.tally = Tally()
+        self.model = toy_model(sliding_window=sliding_window)
+        (eos,) = self.model.tokenizer.eos_ids
+        self.tokens = _with_bad_rows(hashed_tokens(self.model.spec.vocab_size, eos, mean_output_len=60))
+        self.stop_id = self.model.tokenizer.encode("q")[0]
+
+    async def run(self) -> SmokeReport:
+        settings = Settings(
+            model="toy",
+            kv_cache_memory="176KiB",
+            max_model_len=1024,
+            max_num_seqs=16,
+            max_num_batched_tokens=128,
+            max_queued_requests=100,
+            drain_timeout=1,
+        )
+        engine = Engine(settings, files=self.model, backend=self._backend, tap=self.log, threads=False)
+        async with trio.open_nursery() as clients, engine:
+
+            def start(ask: Ask) -> None:
+                clients.start_soon(
+                    run_client,
+                    ask,
+                    engine.client.generate,
+                    self.tokens,
+                    lambda token_id: token_id == self.stop_id,
+                    self.tally,
+                )
+
+            def make(rng: random.Random) -> Ask:
+                return make_ask(rng, self.model.spec.vocab_size, max_tokens=120)
+
+            await open_loop(self.rng, self.num_requests, 4.0, start, make)
+            status = await self._settle(engine)
+            # A last crowd, most of which the shutdown cuts short.
+            await open_loop(self.rng, _LEFT_AT_THE_END, 100.0, start, make)
+        if self.tally.num() != self.num_requests + _LEFT_AT_THE_END:
+            raise InvariantViolated(
+                f"{self.tally.num()} of {self.num_requests + _LEFT_AT_THE_END} requests ended"
+            )
+        return self._report(status)
+
+    def _backend(self, setup: ModelSetup) -> SimulatedBackend:
+        config = setup.cache_config()
+        return SimulatedBackend(
+            lambda: SimulatedWorker(
+                self.tokens,
+                block_size=config.block_size,
+                num_fa_blocks=config.num_fa_blocks,
+                num_swa_blocks=config.num_swa_blocks,
+                sliding_window=config.sliding_window,
+            ),
+            cost=LinearStepCost(fixed_s=0.01, per_token_s=2e-4, per_attended_token_s=1e-6),
+            fault=self._fault,
+        )
+
+    def _fault(self, _number: int, _plan: StepPlan) -> str | None:
+        return "planned crash" if self.faults.random() < _CRASHES_PER_STEP else None
+
+    async def _settle(self, engine: Engine) -> EngineStatus:
+        """Wait until nothing is left to do; then every block must be free or cache."""
+        with trio.fail_after(100_000):
+            while True:
+                await trio.sleep(1)
+                status = engine.status()
+                if status.has_work or status.num_open_slots:
+                    continue
+                if _is_balanced(status.fa_use) and _is_balanced(status.swa_use):
+                    return status
+
+    def _report(self, status: EngineStatus) -> SmokeReport:
+        return SmokeReport(
+            seed=self.seed,
+            digest=self.log.hexdigest(),
+            num_messages=self.log.num_messages,
+            num_activations=self.log.num_activations,
+            virtual_s=trio.current_time(),
+            messages=_sorted(self.log.counts),
+            endings=_sorted(self.tally.endings),
+            num_preemptions=status.counters.num_preemptions,
+            num_worker_restarts=status.num_worker_restarts,
+            num_hit_tokens=status.cache.num_hit_tokens,
+            num_swa_evictions=status.cache.num_swa_evictions,
+        )
+
+
+def _with_bad_rows(tokens: TokenSource) -> TokenSource:
+    """The same tokens, but now and then a row of its own fails."""
+
+    def token(request: KnownRequest, position: int) -> int | str:
+        if random.Random(request.sampling.seed * 1000 + position).random() < _BAD_ROWS:
+            return "NaN in the logits"
+        return tokens(request, position)
+
+    return token
+
+
+def _is_balanced(use: PoolUse | None) -> bool:
+    return use is None or use.num_free + use.num_cached == use.num_blocks
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
