@@ -30,8 +30,9 @@ from ksana.tokenizers.prompts import PromptEncoder, refusal
 
 Said = tuple[Literal["scheduler", "producer", "tokenizer"], Message]
 
-MAX_CHARS_AT_ONCE = 16_384
-"""Longer texts are given to the encoder, so that nobody waits for them (2 ms for this many characters)."""
+MAX_CHARS_AT_ONCE = 4096
+"""Longer texts are given to the encoder, so that nobody waits for them: this many characters take 0.5 ms
+when they are words, 15 ms when they are digits or emoji."""
 
 
 class TokenizerCounters(msgspec.Struct):

@@ -113,7 +113,7 @@ def test_any_gemma3_ids_stream_to_the_text_of_all(ids: list[int], skip: bool) ->
     assert "".join(deltas).replace("\ufffd", "").startswith(package[: package.find("\ufffd")])
 
 
-@pytest.mark.parametrize(("path", "limit_s"), [(smollm2_gguf, 3), (gemma3_gguf, 10)])
+@pytest.mark.parametrize(("path", "limit_s"), [(smollm2_gguf, 5), (gemma3_gguf, 20)])
 def test_loading_takes_seconds_at_most(path: Any, limit_s: float) -> None:
     """0.2 and 2 s on the machine it was written on; the limits leave room for slow and busy ones."""
     file = path()
