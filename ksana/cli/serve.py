@@ -19,7 +19,9 @@ from ksana.cli.settings import read_settings
 from ksana.cli.shutdown import Shutdown
 from ksana.client import Client
 from ksana.config import Settings
+from ksana.devices.backend import WorkerLostError
 from ksana.engine import Engine
+from ksana.errors import ServiceError
 from ksana.gateway.app import create_app, create_gateway
 from ksana.gateway.server import Server
 
@@ -43,7 +45,10 @@ async def serve(settings: Settings) -> int:
     async with trio.open_nursery() as nursery:
         await nursery.start(shutdown.watch)
         with shutdown.loading:
-            await _load_and_serve(settings, shutdown)
+            try:
+                await _load_and_serve(settings, shutdown)
+            except WorkerLostError as error:  # only at the start; later the engine replaces it
+                raise ServiceError(str(error)) from error
         nursery.cancel_scope.cancel()
     return shutdown.exit_code
 

@@ -188,6 +188,14 @@ def test_a_key_from_the_environment_is_asked_for_and_not_shown(start: Callable[.
     assert "hush-hush" not in err
 
 
+@pytest.mark.slow
+def test_a_worker_that_cannot_start_is_explained(start: Callable[..., Server]) -> None:
+    code, out, err = start(KSANA_KERNELS="nonsense").end()
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("ksana: the worker could not start")
+    assert "KSANA_KERNELS is 'nonsense'" in err.splitlines()[-1]
+
+
 def test_a_port_in_use_is_found_out_before_the_model_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
