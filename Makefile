@@ -41,7 +41,7 @@ lint: $(VENV)/installed-test ## Check style, types and layers
 	$(RUN)/lint-imports
 
 bench: $(VENV)/installed-test ## Compare with transformers on this machine
-	$(RUN)/python -m benchmarks
+	$(RUN)/python -m benchmarks.against_transformers
 
 clean: ## Remove .venv and everything built
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
