@@ -61,6 +61,7 @@ class BlockAllocator:
         self._epoch: PoolEpoch | None = None
         self._open: _OpenBatch | None = None
         self._swa_use = _empty_pool(config.num_swa_blocks)
+        self._touched: list[RequestId] = []
 
     @property
     def is_batch_open(self) -> bool:
@@ -88,6 +89,7 @@ class BlockAllocator:
         self._epoch = message.pool_epoch
         self.fa = FaCache(self.config, self.totals)
         self._open = None
+        self._touched = []
         self._swa_use = _empty_pool(self.config.num_swa_blocks)
         return [("swa_cache_manager", message)] if self.config.has_swa else []
 
@@ -101,6 +103,7 @@ class BlockAllocator:
                 f"PlanBlocks for step {plan.step_id} of epoch {plan.pool_epoch} in epoch {self._epoch}, "
                 f"batch open: {self._open is not None}"
             )
+        self._touched = [u.request_id for u in plan.updates] + [d.request_id for d in plan.demands]
         self.fa.step_done(plan.done_step_id)
         batch = _OpenBatch(plan, [], {})
         updates = self._update_all(batch)
@@ -205,7 +208,7 @@ class BlockAllocator:
             is_new=taken.is_new,
             start=taken.start,
             num_tokens=taken.demand.num_tokens,
-            num_total_tokens=len(request.token_ids),
+            num_total_tokens=request.num_tokens,
             max_end=end,
             num_reserved_tokens=request.num_reserved_tokens if is_prefill else 0,
             first_index=first_index,
@@ -284,6 +287,10 @@ class BlockAllocator:
     def check(self) -> None:
         """Everything that holds inside this actor, O(pool)."""
         self.fa.check()
+
+    def check_touched(self) -> None:
+        """After a message: pool sums, and the requests that the last PlanBlocks named, O(their blocks)."""
+        self.fa.check([request_id for request_id in self._touched if request_id in self.fa.requests])
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain values. Only between batches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ksana.cache.prefix_tree import TOKEN_BYTES
 from ksana.messages.base import RequestId, StepId
 
 
@@ -16,8 +17,8 @@ class CachedRequest(msgspec.Struct, kw_only=True):
 
     request_id: RequestId
     cache_salt: str
-    token_ids: list[int]
-    """Known tokens: the keys of blocks that will join the tree."""
+    tokens: bytearray
+    """Known tokens (as `prefix_tree.token_bytes`): the keys of blocks that will join the tree."""
     fa_block_ids: list[int]
     """The FA block table."""
     num_matched: int = 0
@@ -37,6 +38,11 @@ class CachedRequest(msgspec.Struct, kw_only=True):
     """First block with a place in the SWA table."""
     swa_end: int = 0
     """End of the SWA table (exclusive): SWA blocks exist for [swa_first, swa_end)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.tokens) // TOKEN_BYTES
 
     @property
     def num_set_aside(self) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool
 from ksana.cache.cache_config import CacheConfig, ceil_div
 from ksana.cache.cached_request import CachedRequest
-from ksana.cache.prefix_tree import Parent, PrefixTree
+from ksana.cache.prefix_tree import TOKEN_BYTES, Parent, PrefixTree, token_bytes
 from ksana.errors import InvariantViolated
 from ksana.messages.base import RequestId, StepId
 from ksana.messages.blocks import (
@@ -83,12 +83,12 @@ class FaCache:
         Returns the request, the indices of the newly full blocks, and table edits caused by merges.
         """
         request = self._running(update.request_id)
-        request.token_ids.extend(update.token_ids)
+        request.tokens += token_bytes(update.token_ids)
         before, now = request.num_computed, update.num_computed_tokens
-        if not before <= now <= min(request.num_planned, len(request.token_ids)):
+        if not before <= now <= min(request.num_planned, request.num_tokens):
             raise InvariantViolated(
                 f"request {request.request_id}: {now} tokens computed after {before}, "
-                f"{request.num_planned} planned, {len(request.token_ids)} known"
+                f"{request.num_planned} planned, {request.num_tokens} known"
             )
         request.num_computed = now
         full = range(before // self.config.block_size, now // self.config.block_size)
@@ -106,10 +106,10 @@ class FaCache:
 
         The request goes over to the equal block; its own is freed when no step in flight names it.
         """
-        size = self.config.block_size
+        size = self.config.block_size * TOKEN_BYTES
         own = request.fa_block_ids[index]
         parent: Parent = request.fa_block_ids[index - 1] if index else request.cache_salt
-        key = tuple(request.token_ids[index * size : (index + 1) * size])
+        key = bytes(request.tokens[index * size : (index + 1) * size])
         request.num_cached_blocks = index + 1
         equal = self.tree.find(parent, key)
         if equal is None:
@@ -176,9 +176,10 @@ class FaCache:
         if budget < 1:
             return "budget"
         matched: list[int] = []
+        tokens = bytearray(token_bytes(new.token_ids))
         if config.enable_prefix_caching:
             cap = (num_total_tokens - 1) // config.block_size
-            matched = self.tree.match(new.cache_salt, new.token_ids, cap)
+            matched = self.tree.match(new.cache_salt, tokens, cap)
         start = len(matched) * config.block_size
         num_tokens = min(demand.num_tokens, num_total_tokens - start, budget)
         num_fresh = config.num_blocks_for(start + num_tokens) - len(matched)
@@ -190,7 +191,7 @@ class FaCache:
         request = CachedRequest(
             request_id=demand.request_id,
             cache_salt=new.cache_salt,
-            token_ids=list(new.token_ids),
+            tokens=tokens,
             fa_block_ids=matched,
             num_matched=len(matched),
             num_cached_blocks=len(matched),
@@ -223,7 +224,7 @@ class FaCache:
         if taken.is_new:
             request.num_computed = start
             if taken.demand.new is not None and not taken.demand.new.resumed:
-                self.totals.num_queried_tokens += len(request.token_ids)
+                self.totals.num_queried_tokens += request.num_tokens
                 self.totals.num_fa_hit_tokens += request.num_matched * self.config.block_size
                 self.totals.num_hit_tokens += start
         num_needed = max(self.config.num_blocks_for(start + num_tokens), request.num_matched)
@@ -283,9 +284,9 @@ class FaCache:
                 raise InvariantViolated(f"block {block_id} has {owners[block_id]} owners by the tables")
         for request in self.requests.values():
             parent: Parent = request.cache_salt
-            size = self.config.block_size
+            size = self.config.block_size * TOKEN_BYTES
             for index, block_id in enumerate(request.fa_block_ids[: request.num_cached_blocks]):
-                key = tuple(request.token_ids[index * size : (index + 1) * size])
+                key = bytes(request.tokens[index * size : (index + 1) * size])
                 if self.tree.find(parent, key) != block_id:
                     raise InvariantViolated(f"request {request.request_id}: block {index} is not in the tree")
                 parent = block_id

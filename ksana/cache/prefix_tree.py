@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -14,8 +16,18 @@ from ksana.errors import InvariantViolated
 Parent = int | str
 """The parent's block id; for a first block the request's cache salt (a text never equals a number)."""
 
-TokenKey = tuple[int, ...]
-"""The exact token ids of one block."""
+TokenKey = bytes
+"""The exact token ids of one block, as `token_bytes` gives them: compact, and compared in one go."""
+
+TOKEN_BYTES = 4
+
+
+def token_bytes(token_ids: Iterable[int]) -> bytes:
+    """Token ids as 32-bit integers, in the machine's byte order. Distinct ids give distinct bytes.
+
+    OverflowError for an id that does not fit; vocabularies are checked long before.
+    """
+    return array("i", token_ids).tobytes()
 
 
 class TreeNode(msgspec.Struct, gc=False):
@@ -27,7 +39,7 @@ class TreeNode(msgspec.Struct, gc=False):
     last_used: int = 0
     """Place in the order of last use; set when the last reference is dropped."""
     is_queued: bool = False
-    """Whether the eviction queue has an entry with this `last_used`."""
+    """Whether it stands in the eviction order."""
 
 
 class PrefixTree:
@@ -36,8 +48,10 @@ class PrefixTree:
     Invariants: every node's parent is in the tree; no two nodes have equal parent and tokens; whoever
     references a node references its ancestors. So a node is never released later than its parent, and the
     least recently used cached node is always a leaf.
-    Cost: O(1) per matched, inserted or touched block, O(log n) per evicted one (a heap with stale entries,
-    which is rebuilt, at amortised O(1), when more than half of it is stale).
+    Eviction order: a linked list, as nodes are touched in order of time. Referenced nodes stay in it until
+    an eviction passes over them; if they turn out to have been looked at only, they come back to their
+    old place in the order, by a small heap.
+    Cost: O(1) per matched, inserted, touched or evicted block; O(log k) for one of k nodes that came back.
     """
 
     def __init__(self, pool: BlockAllocatorGroupInterface, block_size: int) -> None:
@@ -45,7 +59,10 @@ class PrefixTree:
         self._block_size = block_size
         self._children: dict[tuple[Parent, TokenKey], int] = {}
         self._nodes: dict[int, TreeNode] = {}
-        self._queue: list[tuple[int, int]] = []
+        self._order: OrderedDict[int, None] = OrderedDict()
+        """Block ids by `last_used`."""
+        self._come_back: list[tuple[int, int]] = []
+        """(last_used, block_id) of nodes that came back, and of some that were used since; a heap."""
         self._clock = 0
 
     def __len__(self) -> int:
@@ -54,15 +71,16 @@ class PrefixTree:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._nodes
 
-    def match(self, cache_salt: str, token_ids: Sequence[int], max_blocks: int) -> list[int]:
-        """Block ids of the longest cached prefix, at most `max_blocks` blocks. Changes nothing."""
-        size = self._block_size
+    def match(self, cache_salt: str, tokens: bytes | bytearray, max_blocks: int) -> list[int]:
+        """Block ids of the longest cached prefix of these tokens (as `token_bytes`), at most `max_blocks`
+        blocks. Changes nothing."""
+        size = self._block_size * TOKEN_BYTES
         children = self._children
-        tokens = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
+        data = bytes(tokens)
         path: list[int] = []
         parent: Parent = cache_salt
         for end in range(size, max_blocks * size + 1, size):
-            block_id = children.get((parent, tokens[end - size : end]))
+            block_id = children.get((parent, data[end - size : end]))
             if block_id is None:
                 break
             path.append(block_id)
@@ -90,9 +108,8 @@ class PrefixTree:
             self._clock += 1
             node.last_used = self._clock
             node.is_queued = True
-            heappush(self._queue, (self._clock, block_id))
-        if len(self._queue) > 2 * self._pool.num_cached + 1024:
-            self._rebuild_queue()
+            self._order[block_id] = None
+            self._order.move_to_end(block_id)
 
     def unpin(self, block_ids: Iterable[int]) -> None:
         """These nodes were only looked at: they go back to their old place in the order."""
@@ -100,7 +117,7 @@ class PrefixTree:
             node = self._nodes[block_id]
             if not node.is_queued:
                 node.is_queued = True
-                heappush(self._queue, (node.last_used, block_id))
+                heappush(self._come_back, (node.last_used, block_id))
 
     def evict(self, num_blocks: int) -> list[int]:
         """Remove the least recently used unreferenced leaves and free their blocks, in that order.
@@ -109,35 +126,38 @@ class PrefixTree:
         """
         evicted: list[int] = []
         while len(evicted) < num_blocks:
-            if not self._queue:
-                raise InvariantViolated(f"{num_blocks} blocks to evict, only {len(evicted)} are cached")
-            last_used, block_id = heappop(self._queue)
-            node = self._nodes.get(block_id)
-            if node is None or node.last_used != last_used:
-                continue
+            block_id = self._pop_oldest()
             if not self._pool.is_cached(block_id):
-                node.is_queued = False
+                self._nodes[block_id].is_queued = False
                 continue
-            if node.num_children:
-                raise InvariantViolated(f"block {block_id} is the least recently used and not a leaf")
-            self._remove(block_id, node)
+            self._remove(block_id, self._nodes[block_id])
             evicted.append(block_id)
         return evicted
 
+    def _pop_oldest(self) -> int:
+        """Take the least recently used node out of the order."""
+        first = next(iter(self._order), None)
+        while self._come_back:
+            last_used, block_id = self._come_back[0]
+            if first is not None and self._nodes[first].last_used < last_used:
+                break
+            heappop(self._come_back)
+            node = self._nodes.get(block_id)
+            if node is not None and node.last_used == last_used:
+                return block_id
+        if first is None:
+            raise InvariantViolated("a block is to be evicted, but none is cached")
+        del self._order[first]
+        return first
+
     def _remove(self, block_id: int, node: TreeNode) -> None:
+        if node.num_children:
+            raise InvariantViolated(f"block {block_id} is the least recently used and not a leaf")
         del self._nodes[block_id]
         del self._children[node.parent, node.key]
         if isinstance(node.parent, int):
             self._nodes[node.parent].num_children -= 1
         self._pool.discard(block_id)
-
-    def _rebuild_queue(self) -> None:
-        self._queue = []
-        for block_id, node in self._nodes.items():
-            node.is_queued = self._pool.is_cached(block_id)
-            if node.is_queued:
-                self._queue.append((node.last_used, block_id))
-        heapify(self._queue)
 
     def check(self) -> None:
         """O(nodes): the invariants above."""
@@ -154,11 +174,16 @@ class PrefixTree:
                     raise InvariantViolated(f"block {block_id} is referenced more often than its parent")
         if len(self._children) != len(self._nodes):
             raise InvariantViolated(f"{len(self._children)} keys for {len(self._nodes)} nodes")
-        queued = set(self._queue)
+        queued = {(self._nodes[block_id].last_used, block_id) for block_id in self._order}
+        if sorted(queued) != [(self._nodes[b].last_used, b) for b in self._order]:
+            raise InvariantViolated("the eviction order is not the order of last use")
+        queued.update(self._come_back)
         for block_id, node in self._nodes.items():
             if node.num_children != num_children[block_id]:
                 raise InvariantViolated(f"block {block_id} counts {node.num_children} children")
-            if self._pool.is_cached(block_id) and (node.last_used, block_id) not in queued:
+            if node.is_queued != ((node.last_used, block_id) in queued):
+                raise InvariantViolated(f"block {block_id} is not queued as it says")
+            if self._pool.is_cached(block_id) and not node.is_queued:
                 raise InvariantViolated(f"cached block {block_id} can never be evicted")
 
     def snapshot(self) -> dict[str, Any]:
@@ -169,5 +194,6 @@ class PrefixTree:
                 (block_id, node.parent, node.key, node.last_used, node.is_queued)
                 for block_id, node in self._nodes.items()
             ],
-            "queue": list(self._queue),
+            "order": list(self._order),
+            "come_back": sorted(self._come_back),
         }

@@ -26,8 +26,8 @@ class SwaEntry(msgspec.Struct, kw_only=True):
     """Number of the release that made it reclaimable."""
 
 
-Rank = tuple[int, int, int]
-"""Lowest first out."""
+FIELD_BITS = 40
+"""Ids, positions, hits and counts are far below 2**40."""
 
 
 class SwaEvictionQueue:
@@ -35,14 +35,15 @@ class SwaEvictionQueue:
 
     lfu: fewest hits, then smallest position (it saves the least computation), then oldest.
     lru: longest without a reference.
-    An entry's rank cannot change while it is reclaimable; entries that are referenced again leave a stale
-    record behind. Cost: O(log n); a rebuild, at amortised O(1), when more than half of it is stale.
+    A rank is one integer, fields from high to low, the SWA block id last: compared in one go. It cannot
+    change while its entry is reclaimable; entries that are referenced again leave a stale rank behind.
+    Cost: O(log n); a rebuild, at amortised O(1), when more than half of the ranks are stale.
     """
 
     def __init__(self, policy: SwaEviction) -> None:
         self._policy = policy
-        self._queue: list[tuple[Rank, int]] = []
-        self._queued: dict[int, Rank] = {}
+        self._heap: list[int] = []
+        self._queued: dict[int, int] = {}
         """SWA block id and the rank under which it now waits."""
         self._clock = 0
 
@@ -52,21 +53,22 @@ class SwaEvictionQueue:
     def __contains__(self, swa_block_id: int) -> bool:
         return swa_block_id in self._queued
 
-    def rank(self, entry: SwaEntry) -> Rank:
-        if self._policy == "lru":
-            return (entry.last_released, entry.prefix_fa_block_num, entry.insertion)
-        return (entry.hit_count, entry.prefix_fa_block_num, entry.insertion)
+    def _rank(self, entry: SwaEntry) -> int:
+        value = entry.last_released if self._policy == "lru" else entry.hit_count
+        rank = value << FIELD_BITS | entry.prefix_fa_block_num
+        rank = rank << FIELD_BITS | entry.insertion
+        return rank << FIELD_BITS | entry.swa_block_id
 
     def add(self, entry: SwaEntry) -> None:
         """The entry became reclaimable."""
         self._clock += 1
         entry.last_released = self._clock
-        rank = self.rank(entry)
+        rank = self._rank(entry)
         self._queued[entry.swa_block_id] = rank
-        heappush(self._queue, (rank, entry.swa_block_id))
-        if len(self._queue) > 2 * len(self._queued) + 1024:
-            self._queue = [(rank, block_id) for block_id, rank in self._queued.items()]
-            heapify(self._queue)
+        heappush(self._heap, rank)
+        if len(self._heap) > 2 * len(self._queued) + 1024:
+            self._heap = list(self._queued.values())
+            heapify(self._heap)
 
     def remove(self, swa_block_id: int) -> None:
         """The entry is referenced again, or gone."""
@@ -75,11 +77,13 @@ class SwaEvictionQueue:
     def pop(self) -> int:
         """Take out the entry of lowest value: its SWA block id. IndexError if there is none."""
         while True:
-            rank, swa_block_id = heappop(self._queue)
+            rank = heappop(self._heap)
+            swa_block_id = rank & ((1 << FIELD_BITS) - 1)
             if self._queued.get(swa_block_id) == rank:
                 del self._queued[swa_block_id]
                 return swa_block_id
 
-    def snapshot(self) -> list[tuple[Rank, int]]:
-        """Who waits, in order of eviction."""
-        return sorted((rank, block_id) for block_id, rank in self._queued.items())
+    def snapshot(self) -> list[int]:
+        """SWA block ids in order of eviction."""
+        ranks = sorted((rank, swa_block_id) for swa_block_id, rank in self._queued.items())
+        return [swa_block_id for _, swa_block_id in ranks]

@@ -63,6 +63,7 @@ class SWACacheManager:
         self.num_set_aside = 0
         """Blocks that admission promised to running requests and that they have not taken yet."""
         self._epoch: PoolEpoch | None = None
+        self._touched: list[RequestId] = []
 
     def next_timer_s(self) -> float | None:
         return None
@@ -85,6 +86,7 @@ class SWACacheManager:
         self.cache.num_evictions = num_evictions
         self.requests = {}
         self.num_set_aside = 0
+        self._touched = []
         self._epoch = epoch
 
     def _batch(self, batch: SwaBatch) -> SwaBatchDone:
@@ -92,6 +94,7 @@ class SWACacheManager:
             self._epoch = batch.pool_epoch
         if batch.pool_epoch != self._epoch:
             raise InvariantViolated(f"SwaBatch of epoch {batch.pool_epoch} in epoch {self._epoch}")
+        self._touched = [u.request_id for u in batch.updates] + [d.request_id for d in batch.demands]
         self.cache.step_done(batch.done_step_id)
         edits: dict[RequestId, dict[int, int]] = {}
         for update in batch.updates:
@@ -248,6 +251,15 @@ class SWACacheManager:
         )
 
     # Checks
+
+    def check_touched(self) -> None:
+        """After a message: pool sums, and the requests that the last batch named, O(their blocks)."""
+        self.cache.check_sums()
+        for request_id in self._touched:
+            request = self.requests.get(request_id)
+            for entry in request.entries if request is not None else ():
+                if not self.cache.pool.owner_count(entry.swa_block_id):
+                    raise InvariantViolated(f"request {request_id} reads a block nobody owns: {entry}")
 
     def check(self) -> None:
         """Everything that holds inside this actor, O(pool)."""

@@ -9,6 +9,7 @@ import pytest
 from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.invariants import check_together
+from ksana.cache.prefix_tree import token_bytes
 from ksana.cache.swa_manager import SWACacheManager
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
@@ -83,12 +84,12 @@ class Pair:
     def valid(self, tokens: tuple[int, ...]) -> str:
         """Valid bits along the cached path of these tokens."""
         fa = self.allocator.fa
-        path = fa.tree.match("", tokens, len(tokens) // self.config.block_size)
+        path = fa.tree.match("", token_bytes(tokens), len(tokens) // self.config.block_size)
         blocks = [FaBlock(fa_block_id=b, generation=fa.pool.generation(b)) for b in path]
         return "".join("01"[self.manager.cache.is_valid(block)] for block in blocks)
 
     def hits(self, tokens: tuple[int, ...]) -> list[int]:
-        path = self.allocator.fa.tree.match("", tokens, len(tokens) // self.config.block_size)
+        path = self.allocator.fa.tree.match("", token_bytes(tokens), len(tokens) // self.config.block_size)
         return [self.manager.cache.entry(b).hit_count if b in self._fixed() else -1 for b in path]
 
     def _fixed(self) -> set[int]:
@@ -375,3 +376,25 @@ def test_two_lives_of_an_fa_block_are_told_apart() -> None:
     for step in (0, 1):
         block = FaBlock(fa_block_id=entry.fa_block_id, generation=entry.fa_generation + step)
         assert pair.manager.cache.is_valid(block) == (step == 0)
+
+
+def test_checks_after_a_message_notice_a_lost_reference() -> None:
+    pair = Pair()
+    pair.plan(new(1, PROMPT[:20]))
+    pair.allocator.check_touched()
+    pair.manager.check_touched()
+    pair.allocator.fa.pool.release(pair.allocator.fa.requests[1].fa_block_ids[:1], 0)
+    with pytest.raises(InvariantViolated, match="not referenced"):
+        pair.allocator.check_touched()
+    pair.manager.cache.pool.release([pair.manager.requests[1].entries[0].swa_block_id], 0)
+    with pytest.raises(InvariantViolated, match="nobody owns"):
+        pair.manager.check_touched()
+
+
+def test_joint_check_notices_an_swa_block_that_hangs_elsewhere() -> None:
+    pair = Pair()
+    pair.prefill(1, PROMPT[:32], 32)
+    [entry, _] = pair.manager.cache.fixed_entries()
+    entry.fa_generation += 1
+    with pytest.raises(InvariantViolated, match="earlier life"):
+        check_together(pair.allocator, pair.manager)

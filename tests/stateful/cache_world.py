@@ -140,6 +140,7 @@ class World:
             assert isinstance(message, SwaBatch | ResetPools)
             self.num_messages += 1
             self.to_allocator.extend(said for _, said in self.manager.handle(0.0, [message]))
+            self.manager.check_touched()
             self.manager.check()
         self.to_manager = []
 
@@ -156,6 +157,7 @@ class World:
             self.deliver_to_allocator()
 
     def check(self) -> None:
+        self.allocator.check_touched()
         if self.allocator.is_batch_open or self.to_manager or self.to_allocator:
             self.allocator.check()
         else:

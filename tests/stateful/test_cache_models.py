@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ksana.cache.block_pool import BlockPool
 from ksana.cache.cache_config import CacheConfig
-from ksana.cache.prefix_tree import PrefixTree
+from ksana.cache.prefix_tree import PrefixTree, token_bytes
 from ksana.cache.swa_cache import SwaCache
 from ksana.cache.swa_entry import SwaEntry
 from ksana.messages.swa import FaBlock, SwaFilled
@@ -46,7 +46,7 @@ class TreeMachine(RuleBasedStateMachine):
         """A request matches its tokens and computes the rest, as far as blocks can be had."""
         paths = [(salt, tuple(tokens[:end])) for end in range(1, len(tokens) + 1)]
         hit = next((i for i, path in enumerate(paths) if path not in self.refs), len(paths))
-        matched = self.tree.match(salt, tuple(tokens), len(tokens))
+        matched = self.tree.match(salt, token_bytes(tokens), len(tokens))
         assert matched == [self.ids[path] for path in paths[:hit]]
         for path in paths[:hit]:
             self.pool.share(self.ids[path])
@@ -60,7 +60,7 @@ class TreeMachine(RuleBasedStateMachine):
                     break
                 self._evict()
             [block_id] = self.pool.allocate(1)
-            self.tree.insert(self.ids[used[-1]] if used else salt, path[1][-1:], block_id)
+            self.tree.insert(self.ids[used[-1]] if used else salt, token_bytes(path[1][-1:]), block_id)
             self.ids[path] = block_id
             self.refs[path] = 1
             used.append(path)
@@ -81,7 +81,7 @@ class TreeMachine(RuleBasedStateMachine):
     def look_and_drop(self, which: int) -> None:
         """A match that is not taken changes no order, even if something was evicted meanwhile."""
         salt, tokens = self.order[which % len(self.order)]
-        pinned = self.tree.match(salt, tokens, len(tokens))
+        pinned = self.tree.match(salt, token_bytes(tokens), len(tokens))
         for block_id in pinned:
             self.pool.share(block_id)
         others = [path for path in self.order if self.ids[path] not in pinned]
