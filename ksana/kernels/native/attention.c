@@ -10,17 +10,12 @@
  * A task is a run of tokens at consecutive positions of one row, for one KV head: all its query heads and tokens
  * ("query rows", token-major) share each tile of keys, which is transposed once, and each value row.
  */
-#include "ksana.h"
+#include "attention_tiles.h"
 
 enum {
-    TILE = 64,
     SECTION = 512,
     MAX_DIM = 512,
-    ROWS = 6,                    /* query rows of a register tile */
-    VECTORS = VL == 8 ? 2 : 4,   /* its width */
-    KEY_GROUP = 16,              /* keys are transposed and scored in such groups */
-    GROUP_VECTORS = KEY_GROUP / VL,
-    WANTED_QUERY_ROWS = 48,      /* of a task: enough to make the transposing cheap */
+    WANTED_QUERY_ROWS = 48, /* of a task: enough to make the transposing cheap */
 };
 static const float NO_SCORE = -3.0e38f; /* below every real score, and finite, so that no inf - inf arises */
 static const float ZEROS[MAX_DIM + VL];
@@ -67,114 +62,6 @@ INLINE int64_t first_key(const Attention *p, int64_t position) {
     return p->window > 0 && position >= p->window ? position - p->window + 1 : 0;
 }
 
-/* sum[rows][vectors] += a[k][r] * b_k, for k in [k0, k1); a at a_row * r + a_k * k; b_k a row of floats. */
-INLINE void accumulate(int rows, int vectors, int half, const float *a, int64_t a_row, int64_t a_k, const float *b,
-                       int64_t b_stride, const float *const *b_rows, int64_t column, int k0, int k1, float *out,
-                       int64_t ldc, int first) {
-    vf sum[ROWS][VECTORS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++)
-            sum[r][v] = first  ? vf_set(0.0f)
-                        : half ? vf_load_half(out + r * ldc)
-                               : vf_load(out + r * ldc + v * VL);
-    for (int k = k0; k < k1; k++) {
-        const float *from = b_rows ? b_rows[k] + column : b + k * b_stride;
-        vf w[VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++) w[v] = half ? vf_load_half(from) : vf_load(from + v * VL);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            vf x = vf_set(a[r * a_row + k * a_k]);
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++) sum[r][v] = vf_fma(x, w[v], sum[r][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++)
-            if (half)
-                vf_store_half(out + r * ldc, sum[r][v]);
-            else
-                vf_store(out + r * ldc + v * VL, sum[r][v]);
-}
-
-/* Scores of one register tile of query rows with `vectors` vectors of keys, over all dimensions. */
-#define SCORE(rows, vectors)                                                                                           \
-    case vectors:                                                                                                      \
-        accumulate(rows, vectors, 0, query, 1, rows, keys, TILE, 0, 0, 0, dim, scores, TILE, 1);                       \
-        break;
-#define VALUE(rows, vectors)                                                                                           \
-    case vectors:                                                                                                      \
-        accumulate(rows, vectors, 0, weights, TILE, 1, 0, 0, v, column, k0, k1, values + column, dim, 0);              \
-        break;
-#if VL == 8
-#define WIDTHS(what, rows) what(rows, 1) what(rows, 2)
-#else
-#define WIDTHS(what, rows) what(rows, 1) what(rows, 2) what(rows, 3) what(rows, 4)
-#endif
-
-#define FOR_ROWS(rows)                                                                                                 \
-    static void score_##rows(const float *query, const float *keys, int dim, int vectors, float *scores) {             \
-        switch (vectors) { WIDTHS(SCORE, rows) }                                                                       \
-    }                                                                                                                  \
-    static void value_##rows(const float *weights, const float *const *v, int64_t column, int vectors, int half,       \
-                             int k0, int k1, float *values, int64_t dim) {                                             \
-        if (half)                                                                                                      \
-            accumulate(rows, 1, 1, weights, TILE, 1, 0, 0, v, column, k0, k1, values + column, dim, 0);                \
-        else                                                                                                           \
-            switch (vectors) { WIDTHS(VALUE, rows) }                                                                   \
-    }
-FOR_ROWS(1) FOR_ROWS(2) FOR_ROWS(3) FOR_ROWS(4) FOR_ROWS(5) FOR_ROWS(6)
-
-typedef void (*score_fn)(const float *, const float *, int, int, float *);
-typedef void (*value_fn)(const float *, const float *const *, int64_t, int, int, int, int, float *, int64_t);
-static const score_fn SCORES[ROWS + 1] = {0, score_1, score_2, score_3, score_4, score_5, score_6};
-static const value_fn VALUES[ROWS + 1] = {0, value_1, value_2, value_3, value_4, value_5, value_6};
-
-/* 16 key rows, dim floats each -> to[d * TILE + key]. */
-static void transpose(const float *const *rows, int dim, float *to) {
-#if VL == 16
-    for (int d = 0; d < dim; d += 4) { /* four dimensions of keys 4l + i in lane l of vector i, then 4x4 in each lane */
-        __m512 q[4];
-        for (int i = 0; i < 4; i++) {
-            q[i] = _mm512_castps128_ps512(_mm_loadu_ps(rows[i] + d));
-            q[i] = _mm512_insertf32x4(q[i], _mm_loadu_ps(rows[4 + i] + d), 1);
-            q[i] = _mm512_insertf32x4(q[i], _mm_loadu_ps(rows[8 + i] + d), 2);
-            q[i] = _mm512_insertf32x4(q[i], _mm_loadu_ps(rows[12 + i] + d), 3);
-        }
-        __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(q[0], q[1])), b = _mm512_castps_pd(_mm512_unpacklo_ps(q[2], q[3]));
-        __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(q[0], q[1])), e = _mm512_castps_pd(_mm512_unpackhi_ps(q[2], q[3]));
-        _mm512_storeu_pd(to + d * TILE, _mm512_unpacklo_pd(a, b));
-        _mm512_storeu_pd(to + (d + 1) * TILE, _mm512_unpackhi_pd(a, b));
-        _mm512_storeu_pd(to + (d + 2) * TILE, _mm512_unpacklo_pd(c, e));
-        _mm512_storeu_pd(to + (d + 3) * TILE, _mm512_unpackhi_pd(c, e));
-    }
-#elif VL == 8
-    for (int half = 0; half < 16; half += 8)
-        for (int d = 0; d < dim; d += 4) {
-            __m256 q[4];
-            for (int i = 0; i < 4; i++)
-                q[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[half + i] + d)),
-                                            _mm_loadu_ps(rows[half + 4 + i] + d), 1);
-            __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(q[0], q[1]));
-            __m256d b = _mm256_castps_pd(_mm256_unpacklo_ps(q[2], q[3]));
-            __m256d c = _mm256_castps_pd(_mm256_unpackhi_ps(q[0], q[1]));
-            __m256d e = _mm256_castps_pd(_mm256_unpackhi_ps(q[2], q[3]));
-            float *out = to + half + d * TILE;
-            _mm256_storeu_ps(out, _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)));
-            _mm256_storeu_ps(out + TILE, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
-            _mm256_storeu_ps(out + 2 * TILE, _mm256_castpd_ps(_mm256_unpacklo_pd(c, e)));
-            _mm256_storeu_ps(out + 3 * TILE, _mm256_castpd_ps(_mm256_unpackhi_pd(c, e)));
-        }
-#else
-    for (int d = 0; d < dim; d++)
-        for (int key = 0; key < KEY_GROUP; key++) to[d * TILE + key] = rows[key][d];
-#endif
-}
-
 /* Where the keys and values of tile positions [k0, k1) are; the others point to zeros. */
 static void find_rows(const Attention *p, const Chunk *chunk, int kv_head, int64_t tile_start, int k0, int k1,
                       TileRows *rows) {
@@ -191,8 +78,10 @@ static void find_rows(const Attention *p, const Chunk *chunk, int kv_head, int64
     }
 }
 
-/* Scale, mask, and turn a row's scores of tile positions [g0, g1) into weights; returns the old sums' factor. */
-static void find_largest(const Attention *p, const State *s, int row, int64_t position, int64_t tile_start, int g0, int g1) {
+/* Scale and mask a row's scores of tile positions [g0, g1), and find the largest so far. Leaves in factors[row] the
+ * logarithm of what the old sums are to be multiplied by. */
+static void find_largest(const Attention *p, const State *s, int row, int64_t position, int64_t tile_start, int g0,
+                         int g1) {
     float *scores = s->scores + (int64_t)row * TILE;
     int64_t low = first_key(p, position) - tile_start, high = position - tile_start;
     vf largest = vf_set(s->largest[row]), scale = vf_set(p->scale);
@@ -261,7 +150,8 @@ static void do_tile(const Attention *p, const Chunk *chunk, const TileRows *at, 
         for (int64_t d = 0; d < dim; d += half ? VL / 2 : vectors * VL) {
             vectors = (int)least(VECTORS, (dim - d) / VL);
             half = vectors == 0; /* dim is a multiple of 8: with 16 lanes half a vector may be left */
-            VALUES[tile_rows](s->scores + row * TILE, at->v, d, vectors, half, k0, k1, s->values + (int64_t)row * dim, dim);
+            VALUES[tile_rows](s->scores + row * TILE, at->v, d, vectors, half, k0, k1, s->values + (int64_t)row * dim,
+                              dim);
         }
     }
 }
@@ -415,12 +305,13 @@ static int plan(const Attention *p, const int32_t *starts, int64_t num_rows, int
         for (int64_t token = starts[row]; token < starts[row + 1];) {
             int64_t run = 1, position = p->positions[token];
             if (position < 0 || position >= capacity)
-                return ksana_fail("paged_attention: row %lld: position %lld is outside of its block table (%lld tokens)",
+                return ksana_fail("paged_attention: row %lld: position %lld is outside its block table of %lld tokens",
                                   (long long)row, (long long)position, (long long)capacity);
             while (run < most && position + run < capacity && token + run < starts[row + 1] &&
                    p->positions[token + run] == position + run) run++;
             const int32_t *table = p->tables + row * p->max_blocks;
-            for (int64_t block = first_key(p, position) / p->block_size; block <= (position + run - 1) / p->block_size; block++)
+            int64_t last_block = (position + run - 1) / p->block_size;
+            for (int64_t block = first_key(p, position) / p->block_size; block <= last_block; block++)
                 if (table[block] < 0 || table[block] >= num_blocks)
                     return ksana_fail("paged_attention: row %lld: block table entry %lld is %d, not from 0 to %lld",
                                       (long long)row, (long long)block, table[block], (long long)num_blocks - 1);
@@ -449,7 +340,8 @@ static int should_split(Attention *p) {
 EXPORT int ksana_paged_attention(const float *q, const float *k_cache, const float *v_cache, const int32_t *tables,
                                  const int32_t *starts, const int64_t *positions, float *out, int64_t num_tokens,
                                  int64_t num_rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t q_stride,
-                                 int64_t num_blocks, int64_t block_size, int64_t max_blocks, int64_t window, float scale) {
+                                 int64_t num_blocks, int64_t block_size, int64_t max_blocks, int64_t window,
+                                 float scale) {
     Chunk *chunks = ksana_scratch(SCRATCH_PLAN, (size_t)(num_tokens + 1) * sizeof(Chunk));
     if (chunks == NULL) return ksana_fail("paged_attention: no memory for %lld tokens", (long long)num_tokens);
     Attention p = {

@@ -33,8 +33,8 @@ typedef struct {
 } Product;
 
 /* One register tile: `rows` x (columns * TILE_VECTORS vectors) outputs over `k` steps. `first`: start at zero. */
-INLINE void multiply(int rows, int columns, const float *a, const float *const *b, int k, float *const *out, int64_t ldc,
-                     int first) {
+INLINE void multiply(int rows, int columns, const float *a, const float *const *b, int k, float *const *out,
+                     int64_t ldc, int first) {
     vf sum[TILE_ROWS][4 * TILE_VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -128,8 +128,8 @@ static void pack_rows(const Product *p, int first, int rows, float *to) {
 }
 
 /* `width` column tiles from `column` by one row tile, k in [k0, k1). Columns behind N go through a buffer. */
-static void multiply_tile(const Product *p, multiply_fn kernel, int column, int width, int row, int rows, const float *a,
-                          int k0, int k1) {
+static void multiply_tile(const Product *p, multiply_fn kernel, int column, int width, int row, int rows,
+                          const float *a, int k0, int k1) {
     const float *b[4];
     float *out[4], edge[TILE_ROWS * 4 * TILE_COLUMNS];
     int left = p->n - column * TILE_COLUMNS, cut = left < width * TILE_COLUMNS;

@@ -59,8 +59,8 @@ static void norm_rows(void *context, int task) {
 }
 
 /* residual [rows, columns] += x (when not NULL); out = norm * (weight + offset). out may be x. */
-EXPORT int ksana_rms_norm(const float *x, float *residual, const float *weight, float *out, int64_t rows, int64_t columns,
-                          float eps, float offset) {
+EXPORT int ksana_rms_norm(const float *x, float *residual, const float *weight, float *out, int64_t rows,
+                          int64_t columns, float eps, float offset) {
     Norm p = {x, weight, residual, out, rows, columns, eps, offset};
     share(norm_rows, &p, num_tasks(rows), rows * columns);
     return 0;
@@ -93,7 +93,9 @@ static void gated_rows(void *context, int task) {
         int64_t i = 0;
         for (; i + VL <= p->columns; i += VL) vf_store(out + i, gated(vf_load(gate + i), vf_load(up + i), p->gelu));
         int left = (int)(p->columns - i);
-        if (left) vf_store_part(out + i, gated(vf_load_part(gate + i, left), vf_load_part(up + i, left), p->gelu), left);
+        if (left == 0) continue;
+        vf last = gated(vf_load_part(gate + i, left), vf_load_part(up + i, left), p->gelu);
+        vf_store_part(out + i, last, left);
     }
 }
 

@@ -1,12 +1,11 @@
 /* One token per row of logits. Defined by ksana/sampling (noise.py, noise_torch.py, candidates.py), to the bit:
  * float32 steps that IEEE 754 rounds exactly, never fused, and masses as integers, exact in any order.
  */
-#include "ksana.h"
+#include "noise.h"
 
 #include <stdlib.h>
 
 enum { NAN_LOGIT = -1, INFINITE_LOGIT = -2, NOTHING_LEFT = -3, NO_MEMORY = -4 };
-static const float MOST_NOISE = 23.0f; /* the largest Gumbel of 32 bits is 22.9 */
 enum { RADIX_BITS = 11, BUCKETS = 1 << RADIX_BITS, FEW = 48 };
 
 /* How to sample a row; laid out as ksana.kernels.sampling packs it. */
@@ -27,91 +26,6 @@ typedef struct {
     const int64_t *suppressed;
     int64_t *tokens;
 } Batch;
-
-/* ---- the noise ------------------------------------------------------------------------------------------- */
-
-typedef uint32_t vu __attribute__((vector_size(VL * 4)));
-
-static uint32_t mix(uint32_t x) {
-    x ^= x >> 16;
-    x *= 0x85EBCA6Bu;
-    x ^= x >> 13;
-    x *= 0xC2B2AE35u;
-    return x ^ x >> 16;
-}
-
-static void row_key(const Row *row, uint32_t *key) {
-    uint32_t words[4] = {(uint32_t)row->seed, (uint32_t)(row->seed >> 32), row->choice, row->position};
-    uint32_t a = 0x9E3779B9u, b = 0x7F4A7C15u;
-    for (int i = 0; i < 4; i++) {
-        a = mix((a ^ words[i]) + 0x9E3779B9u);
-        b = mix((b + words[i]) ^ a);
-    }
-    key[0] = a, key[1] = b;
-}
-
-INLINE vu hash(vu id, const uint32_t *key) {
-    vu x = id ^ key[0];
-    x ^= x >> 17;
-    x *= 0xED5AD4BBu;
-    x ^= x >> 11;
-    x += key[1];
-    x *= 0xAC4C1B51u;
-    x ^= x >> 15;
-    x *= 0x31848BABu;
-    return x ^ x >> 14;
-}
-
-INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
-
-INLINE vf uniform(vu bits) {
-    vf high = to_float((vi)(bits >> 16)) * vf_set(0x1p-16f);
-    vf low = (to_float((vi)(bits & 0xFFFFu)) + vf_set(0.5f)) * vf_set(0x1p-32f);
-    vf u = high + low, most = vf_set(1.0f - 0x1p-24f);
-    return vf_select(u < most, u, most);
-}
-
-/* log(1 + f) + exponent * log 2; coefficients: Cephes' logf. */
-INLINE vf log_1p(vf f, vf exponent) {
-    vf square = f * f;
-    vf p = vf_set(7.0376836292e-2f);
-    p = p * f + vf_set(-1.1514610310e-1f);
-    p = p * f + vf_set(1.1676998740e-1f);
-    p = p * f + vf_set(-1.2420140846e-1f);
-    p = p * f + vf_set(1.4249322787e-1f);
-    p = p * f + vf_set(-1.6668057665e-1f);
-    p = p * f + vf_set(2.0000714765e-1f);
-    p = p * f + vf_set(-2.4999993993e-1f);
-    p = p * f + vf_set(3.3333331174e-1f);
-    vf tail = p * f * square + exponent * vf_set(-2.12194440e-4f);
-    return (tail - square * vf_set(0.5f)) + f + exponent * vf_set(0.693359375f);
-}
-
-INLINE void split(vf x, vf *f, vf *exponent) {
-    vi bits = (vi)x - 0x3F3504F3;
-    *exponent = to_float(bits >> 23);
-    *f = (vf)((bits & 0x007FFFFF) + 0x3F3504F3) - vf_set(1.0f);
-}
-
-INLINE vf exponential(vf u) {
-    vf f, exponent;
-    split(vf_set(1.0f) - u, &f, &exponent);
-    vi near_one = u < vf_set(0.25f);
-    f = vf_select(near_one, -u, f);
-    exponent = vf_select(near_one, vf_set(0.0f), exponent);
-    return -log_1p(f, exponent);
-}
-
-INLINE vf gumbel_of(vf u) {
-    vf f, exponent;
-    split(exponential(u), &f, &exponent);
-    return -log_1p(f, exponent);
-}
-
-INLINE vf gumbel(vu id, const uint32_t *key) { return gumbel_of(uniform(hash(id, key))); }
-
-/* No less than gumbel_of(u), from the exponent of u alone: -log(-log(1 - u)) <= -log(u) <= -exponent * log 2. */
-INLINE vf most_gumbel(vf u) { return to_float(127 - ((vi)u >> 23)) * vf_set(0.6932f); }
 
 /* ---- candidates ------------------------------------------------------------------------------------------ */
 
@@ -387,7 +301,7 @@ static int64_t sample_row(const Batch *batch, int index) {
     for (int64_t i = 0; i < vocabulary; i++) z[i] = (logits[i] - largest) / row->temperature;
     for (int64_t i = vocabulary; i < padded; i++) z[i] = -INFINITY;
     uint32_t key[2];
-    row_key(row, key);
+    row_key(row->seed, row->choice, row->position, key);
     if (row->top_p >= 1.0 && row->min_p <= 0.0f && (row->top_k <= 0 || row->top_k >= vocabulary))
         return draw_from_all(z, vocabulary, key);
     uint64_t *memory = ksana_scratch(SCRATCH_STATE, (size_t)padded * 16 + 16 * BUCKETS);
@@ -415,9 +329,8 @@ EXPORT int ksana_sample(const float *logits, const void *rows, const int64_t *su
 
 /* For tests: the Gumbel noise of ids 0..count-1 for the key of a row. */
 EXPORT int ksana_gumbels(uint64_t seed, uint32_t choice, uint32_t position, float *out, int64_t count) {
-    Row row = {.seed = seed, .choice = choice, .position = position};
     uint32_t key[2];
-    row_key(&row, key);
+    row_key(seed, choice, position, key);
     for (int64_t i = 0; i < count; i += VL) {
         vu ids;
         for (int lane = 0; lane < VL; lane++) ids[lane] = (uint32_t)(i + lane);
