@@ -33,20 +33,22 @@ def take_answer(
         requests[grant.request_id].holds_blocks = True
     state.edits.extend(answer.edits)
     state.copies.extend(answer.copies)
-    if answer.refusals:
-        _take_refusals(state, settings, answer, plan.num_changes != state.num_changes, act)
-    _send_step(state, answer, act)
+    # A step done or a request gone while the plan was open: the next plan may fare better, so that no
+    # conclusion is drawn from what this one was refused.
+    is_stale = plan.num_changes != state.num_changes
+    needs_room = _take_refusals(state, settings, answer, act)
+    if needs_room and not is_stale and not state.leaving and not state.releases:
+        _preempt(state)
+    is_sent = _send_step(state, answer, act)
+    if answer.refusals and not is_sent and not is_stale:
+        _stall(state, settings, answer, act)
 
 
 def _take_refusals(
-    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, is_stale: bool, act: Activation
-) -> None:
-    """End what can never run; preempt for what must run on; note when nothing can be had for now.
-
-    `is_stale`: a step was done or a request left while the plan was open, so the next plan may fare better
-    and no conclusion is drawn from this one.
-    """
-    needs_room: list[RequestState] = []
+    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
+) -> bool:
+    """End what can never run. True when a running request found no room."""
+    needs_room = False
     for refusal in answer.refusals:
         request = state.alive(refusal.request_id)
         if request is None:
@@ -56,18 +58,18 @@ def _take_refusals(
                 end(state, request, _too_large(state, settings, request), act)
         elif refusal.reason == "no_room":
             if request.phase == "running":
-                needs_room.append(request)
+                needs_room = True
             elif request.phase == "waiting":
                 state.plans_to_skip = PLANS_SKIPPED_WITHOUT_ROOM
-    if is_stale:
-        return
-    if needs_room and not state.leaving and not state.releases:
-        _preempt(state)
-    if answer.grants:
-        return
+    return needs_room
+
+
+def _stall(
+    state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
+) -> None:
+    """Nothing could be had: do not ask again before something gives way. If nothing can, end the first."""
     state.stalled_at = state.num_changes
     if not state.steps and not state.leaving and not state.releases:
-        # Nothing runs and nothing will be given back: waiting longer cannot help this one.
         request = state.requests[answer.refusals[0].request_id]
         end(state, request, _too_large(state, settings, request), act)
 
@@ -105,8 +107,9 @@ def _too_large(state: SchedulerState, settings: SchedulerSettings, request: Requ
     )
 
 
-def _send_step(state: SchedulerState, answer: BlocksPlanned, act: Activation) -> None:
-    """The step plan from the grants, without those that left while the plan was open."""
+def _send_step(state: SchedulerState, answer: BlocksPlanned, act: Activation) -> bool:
+    """The step plan from the grants, without those that left while the plan was open. False if none is left:
+    then edits and copies wait for the next step."""
     requests = state.requests
     rows: list[Row] = []
     new: list[NewRow] = []
@@ -119,7 +122,7 @@ def _send_step(state: SchedulerState, answer: BlocksPlanned, act: Activation) ->
             continue
         rows.append(_row(request, grant))
     if not rows:
-        return  # edits and copies wait for the next step
+        return False
     step = StepPlan(
         pool_epoch=state.pool_epoch,
         step_id=answer.step_id,
@@ -134,6 +137,7 @@ def _send_step(state: SchedulerState, answer: BlocksPlanned, act: Activation) ->
     state.drops = []
     state.edits = []
     state.copies = []
+    return True
 
 
 def _edits_of_running(state: SchedulerState) -> tuple[TableEdits, ...]:

@@ -223,6 +223,27 @@ def test_abort_frees_within_a_step() -> None:
     assert world.scheduler.status().counters.num_late_messages == 2
 
 
+@pytest.mark.parametrize("num_tokens", range(1, 10))
+def test_what_was_computed_before_an_abort_is_cached_and_right(num_tokens: int) -> None:
+    """Whatever the steps in flight computed beyond the tokens we know of must not count."""
+    world = World()
+    prompt = tuple(range(300, 305))
+    world.add(1, prompt=prompt, max_tokens=100)
+    world.run_until(
+        lambda: (
+            len(world.tokens.get(1, ())) >= num_tokens and world.scheduler.status().num_steps_in_flight == 2
+        )
+    )
+    world.tell(Abort(request_id=1))
+    known = prompt + tuple(world.tokens[1])
+    world.run()
+    world.check_quiet()
+    world.add(2, prompt=(*known, 1, 2, 3, 4, 5), max_tokens=4)
+    world.run()
+    world.check_finished(2)
+    assert world.ended[2].usage.num_cached_tokens == len(known) // BLOCK_SIZE * BLOCK_SIZE
+
+
 def test_abort_of_a_waiting_request_whose_blocks_are_being_planned() -> None:
     world = World()
     world.deliver("scheduler")

@@ -5,9 +5,16 @@ The real scheduler, block allocator and SWA cache manager; the worker's KV is ch
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ksana.messages.outputs import Aborted, Failed, Finished
 from ksana.messages.requests import Abort, Drain, StopStringFound
@@ -204,12 +211,24 @@ class WindowMachine(SchedulerMachine):
     window = 10
 
 
-config = settings(
-    max_examples=60,
-    stateful_step_count=60,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = config
-TestSchedulerWithWindow = WindowMachine.TestCase
-TestSchedulerWithWindow.settings = config
+MACHINES = pytest.mark.parametrize("machine", [SchedulerMachine, WindowMachine])
+
+
+def live(machine: type[SchedulerMachine], num_lives: int) -> None:
+    config = settings(
+        max_examples=num_lives,
+        stateful_step_count=60,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    run_state_machine_as_test(machine, settings=config)
+
+
+@MACHINES
+def test_some_lives(machine: type[SchedulerMachine]) -> None:
+    live(machine, 60)
+
+
+@pytest.mark.slow
+@MACHINES
+def test_many_lives(machine: type[SchedulerMachine]) -> None:
+    live(machine, 1000)
