@@ -23,7 +23,7 @@ from tests.models.paged_driver import PagedDriver
 from tests.models_for_tests import gemma3_gguf, smollm2_gguf
 
 DATA = Path(__file__).parent / "data"
-LONG_TEXT = Path(__file__).parent.parent / "LICENSE"
+LONG_TEXT = DATA / "long_text.txt"
 NUM_LONG, NUM_NEW = 1500, 64
 NUM_SAMPLED, NUM_BEST = 32, 8
 
