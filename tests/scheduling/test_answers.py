@@ -21,7 +21,7 @@ from ksana.messages.blocks import (
 )
 from ksana.messages.outputs import Failed, StepOutputs
 from ksana.messages.requests import Abort, AddRequest, SamplingParams
-from ksana.messages.steps import RowResult, StepDone, StepPlan, WorkerReady
+from ksana.messages.steps import RowResult, StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.scheduling.scheduler import Scheduler
 from ksana.scheduling.settings import SchedulerSettings
 from tests.scheduling.world import TIMES
@@ -33,7 +33,7 @@ Reason = Literal["no_room", "budget", "behind", "never"]
 class Desk:
     """A scheduler whose allocator and executor are the test. Prompts have 4 tokens; the block size is 4."""
 
-    def __init__(self, num_requests: int, plan_ahead: bool = True) -> None:
+    def __init__(self, num_requests: int, plan_ahead: bool = True, last_max_tokens: int = 50) -> None:
         self.scheduler = Scheduler(
             SchedulerSettings(
                 max_num_seqs=8,
@@ -51,7 +51,9 @@ class Desk:
                 AddRequest(
                     request_id=request_id,
                     prompt_token_ids=(5, 6, 7, 8),
-                    sampling=SamplingParams(seed=0, max_tokens=50),
+                    sampling=SamplingParams(
+                        seed=0, max_tokens=last_max_tokens if request_id == num_requests else 50
+                    ),
                     eos_token_ids=(),
                     arrival_time_s=0.0,
                     deadline_s=1e9,
@@ -200,6 +202,39 @@ def test_without_room_not_asked_for_again_at_once_unless_nothing_runs() -> None:
     desk.tell(Abort(request_id=1))
     desk.answer()
     assert desk.demanded() == [2]
+
+
+def test_asked_for_again_when_blocks_are_released() -> None:
+    desk = Desk(3)
+    desk.answer({3: "no_room"})
+    desk.tell(Abort(request_id=2))
+    desk.answer()
+    desk.done(desk.steps[0])
+    assert desk.released() == [2]
+    assert desk.demanded() == [1, 3]
+
+
+def test_what_was_to_be_released_in_a_former_epoch_is_not() -> None:
+    desk = Desk(2, last_max_tokens=1)
+    desk.answer()
+    desk.done(desk.steps[0])  # 2 has ended, but the plan that is open was sent before
+    assert len(desk.plans) == 2
+    desk.tell(WorkerLost(pool_epoch=1, reason="killed", restarting=True), WorkerReady(pool_epoch=2))
+    assert desk.plans[-1].pool_epoch == 2
+    assert desk.released() == []
+    assert desk.plans[-1].updates == ()
+    assert desk.demanded() == [1]
+
+
+def test_kv_of_a_row_in_error_does_not_become_cache() -> None:
+    desk = Desk(1)
+    desk.answer()
+    desk.answer()
+    for step, error in ((desk.steps[0], "not finite"), (desk.steps[1], None)):
+        result = RowResult(request_id=1, error=error, token_ids=(9,) if error is None else ())
+        desk.tell(StepDone(pool_epoch=1, step_id=step.step_id, results=(result,), times=TIMES))
+    assert desk.released() == [1]
+    assert desk.plans[-1].updates == ()
 
 
 def test_a_refusal_overtaken_by_a_done_step_fails_nobody() -> None:

@@ -146,6 +146,25 @@ def test_a_suspect_that_leaves_ends_its_trial() -> None:
     world.check_quiet()
 
 
+def test_a_crash_is_not_blamed_on_one_while_another_that_just_ended_was_in_flight() -> None:
+    world = World()
+    for request_id in (1, 2, 3):
+        world.add(request_id, max_tokens=12)
+    world.run_until(lambda: len(world.tokens.get(3, ())) == 4)
+    world.crash()
+    world.start_worker()
+    sent = len(world.steps)
+    world.run_until(lambda: len(world.steps) > sent)
+    assert [row.request_id for row in world.steps[-1].rows] == [1, 2]
+    world.tell(Abort(request_id=2))
+    world.crash()
+    world.start_worker()
+    world.run()
+    world.check_finished(1)
+    world.check_finished(3)
+    world.check_quiet()
+
+
 def test_a_crash_while_idle_suspects_nobody() -> None:
     world = World()
     world.run()
