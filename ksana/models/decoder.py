@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,8 @@ from ksana.models.checkpoint import Checkpoint
 from ksana.models.layers import LayerReader, Linear
 from ksana.models.rope import rope_tables
 from ksana.models.spec import ModelSpec
+
+logger = logging.getLogger(__name__)
 
 GATED = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_tanh_mul}
 
@@ -68,8 +71,21 @@ class Model:
             for layer in range(spec.num_layers)
         ]
         self.final_norm = outer.tensor("final_norm")
-        tied = spec.tie_word_embeddings or not checkpoint.has_head
-        self.head = Linear(self.embedding if tied else outer.tensor("head"))
+        self.head = Linear(self._head(checkpoint, outer))
+
+    def _head(self, checkpoint: Checkpoint, outer: LayerReader) -> Tensor:
+        """The output head's weight. A stored head counts even where the configuration says that it is the
+        embedding: usually they are equal, and if not, the values are what the model was trained to."""
+        if not checkpoint.has_head:
+            return self.embedding
+        head = outer.tensor("head")
+        if self.spec.tie_word_embeddings and not torch.equal(head, self.embedding):
+            logger.warning(
+                "%s: tie_word_embeddings is true, but the stored output head differs from the embedding; "
+                "the stored one is used",
+                checkpoint.path,
+            )
+        return head
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: KvCache) -> Tensor:

@@ -23,7 +23,7 @@ def load_model(path: Path, progress: Progress | None = None, max_positions: int 
     """
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
-    total = sum(1 for _ in decoder_tensors(spec)) + (checkpoint.has_head and not spec.tie_word_embeddings)
+    total = sum(1 for _ in decoder_tensors(spec)) + checkpoint.has_head
     done = 0
 
     def on_read() -> None:

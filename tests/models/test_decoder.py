@@ -13,7 +13,7 @@ from ksana.models.decoder import Model
 from ksana.models.loader import load_model
 from tests.models.paged_driver import PagedDriver
 from tests.models_for_tests import tiny_gemma3_dir, tiny_llama_dir
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE, llama_config, write_directory
 
 MAKERS: dict[str, Callable[[Path], Path]] = {"llama": tiny_llama_dir, "gemma3": tiny_gemma3_dir}
 
@@ -117,3 +117,12 @@ def test_progress_reaches_the_total(tmp_path: Path) -> None:
     load_model(tiny_llama_dir(tmp_path, tied=False), lambda done, total: calls.append((done, total)))
     total = 3 + 3 * 9
     assert calls == [(done, total) for done in range(1, total + 1)]
+
+
+def test_a_stored_head_counts_even_if_tied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    untied = load_model(write_directory(tmp_path / "a", llama_config(tied=False), with_head=True))
+    contradictory = load_model(write_directory(tmp_path / "b", llama_config(tied=True), with_head=True))
+    ids = random_ids(5)
+    expected, ours = (PagedDriver(model, 1, 16).all_logits(ids, 5) for model in (untied, contradictory))
+    assert torch.equal(ours, expected)
+    assert "the stored output head differs from the embedding" in caplog.text
