@@ -296,3 +296,12 @@ def test_equal_messages_give_equal_states() -> None:
         steps.plan(more(2, 10), updates=(done(1, 10), done(2, 10)), releases=(1,))
         snapshots.append(steps.allocator.snapshot())
     assert snapshots[0] == snapshots[1]
+
+
+def test_what_a_match_pins_is_no_room() -> None:
+    steps = Steps(4)
+    steps.plan(new(1, PROMPT[:8]))
+    steps.plan(new(2, (1, 2)), updates=(done(1, 8),), releases=(1,))  # 2 cached, 1 referenced, 1 free
+    answer = steps.plan(new(3, (*PROMPT[:8], 1, 2, 3, 4)))
+    assert [(r.request_id, r.reason) for r in answer.refusals] == [(3, "no_room")]
+    assert steps.plan(new(3, (*PROMPT[:8], 1, 2, 3))).grants[0].start == 8

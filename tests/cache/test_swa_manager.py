@@ -398,3 +398,32 @@ def test_joint_check_notices_an_swa_block_that_hangs_elsewhere() -> None:
     entry.fa_generation += 1
     with pytest.raises(InvariantViolated, match="earlier life"):
         check_together(pair.allocator, pair.manager)
+
+
+def test_a_window_that_the_match_registers_is_no_room() -> None:
+    pair = Pair(num_swa=8)
+    pair.prefill(1, PROMPT[:64], 64)
+    pair.plan(new(2, tuple(range(32))), releases=(1,))  # 4 reclaimable, 2 referenced, 2 idle
+    answer = pair.plan(new(3, (*PROMPT[:64], *range(64))))
+    assert [(r.request_id, r.reason) for r in answer.refusals] == [(3, "no_room")]
+    [grant] = pair.plan(new(3, (*PROMPT[:64], *range(32)))).grants
+    assert (grant.start, grant.num_tokens) == (64, 32)
+
+
+def test_a_step_that_starts_before_the_fa_hit_ends_no_later_than_its_fa_blocks() -> None:
+    pair = Pair(num_swa=6)
+    pair.prefill(1, PROMPT[:80], 16)
+    pair.plan(releases=(1,))
+    pair.prefill(9, tuple(range(48)), 16)
+    pair.plan(releases=(9,))
+    [grant] = pair.plan(new(2, (*PROMPT[:80], 5), 90), token_budget=90).grants
+    assert (grant.start, grant.num_tokens) == (0, 81)
+
+
+@pytest.mark.parametrize(
+    ("window", "num_tokens", "first"),
+    [(64, 128, 4), (64, 127, 3), (64, 63, 0), (1, 16, 0), (1, 17, 1), (65, 128, 3), (65, 129, 4)],
+)
+def test_first_block_of_the_window(window: int, num_tokens: int, first: int) -> None:
+    """The next token sees its previous W tokens: from num_tokens - W on."""
+    assert Pair(window=window).config.first_window_block(num_tokens) == first
