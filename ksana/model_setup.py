@@ -96,6 +96,7 @@ class ModelSetup:
             max_model_len=self.max_model_len,
             block_size=self.pools.block_size,
             plan_ahead=self.plan_ahead,
+            sliding_window=self.cache_config().sliding_window,
         )
 
     def worker_settings(self) -> WorkerSettings:

@@ -8,8 +8,9 @@ Never     changes or reorders plans; forwards a plan to a worker of another epoc
 If it fails  the generation ends: see `ksana.runtime.supervisor`; the next one begins with a new worker.
 
 A worker that dies, or that has not answered a step for `step_timeout_s`, is replaced at once. After
-`MAX_RESTARTS` restarts within `RESTARTS_WITHIN_S` without a good step in between it says
-`WorkerLost(restarting=False)` and tries again only every `SLOW_RETRY_S`.
+`MAX_RESTARTS` restarts within `RESTARTS_WITHIN_S` without a good step in between, or `MAX_FAILED_STARTS`
+starts in a row that brought up no worker, it says `WorkerLost(restarting=False)` and tries again only
+every `SLOW_RETRY_S`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from ksana.runtime.restarts import RestartLimiter
 
 log = logging.getLogger(__name__)
 
-MAX_RESTARTS = 5
-RESTARTS_WITHIN_S = 60.0
+MAX_RESTARTS = 16
+"""More than the 13 crashes in a row that finding one bad request among 4,096 by halves can take."""
+RESTARTS_WITHIN_S = 600.0
+MAX_FAILED_STARTS = 4
 SLOW_RETRY_S = 30.0
 
 
@@ -58,6 +61,7 @@ class DeviceExecutor:
         self._step_timeout_s = step_timeout_s
         self._tap = tap
         self._limiter = RestartLimiter(MAX_RESTARTS, RESTARTS_WITHIN_S)
+        self._num_failed_starts = 0
         self._in_flight = 0
         self._answer_due = trio.CancelScope()
 
@@ -105,16 +109,19 @@ class DeviceExecutor:
                 await self._backend.start(self.epoch)
             except (ModelLoadError, WorkerLostError) as error:
                 log.error("worker of epoch %d did not start: %s", self.epoch, error)
+                self._num_failed_starts += 1
                 self._lose(str(error))
             else:
+                self._num_failed_starts = 0
                 self.state = "ready"
                 return
 
     def _lose(self, reason: str) -> None:
         if self.state != "given_up":
-            self.state = "restarting" if self._limiter.allow(now_s()) else "given_up"
-            if self.state == "given_up":
-                log.critical("the worker was restarted %d times without a good step", MAX_RESTARTS)
+            hopeless = self._num_failed_starts >= MAX_FAILED_STARTS or not self._limiter.allow(now_s())
+            self.state = "given_up" if hopeless else "restarting"
+            if hopeless:
+                log.critical("the worker keeps dying or does not start: trying on, but slowly")
         self._say(WorkerLost(pool_epoch=self.epoch, reason=reason, restarting=self.state == "restarting"))
 
     async def _serve(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -94,6 +95,7 @@ def chat_prompt(
         if add_generation_prompt is None
         else add_generation_prompt,
         continue_final_message=bool(continue_final_message),
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
 
 

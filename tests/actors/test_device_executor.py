@@ -3,7 +3,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from ksana.actors.device_executor import MAX_RESTARTS, SLOW_RETRY_S, DeviceExecutor
+from ksana.actors.device_executor import (
+    MAX_FAILED_STARTS,
+    MAX_RESTARTS,
+    SLOW_RETRY_S,
+    DeviceExecutor,
+)
 from ksana.devices.backend import WorkerLostError
 from ksana.devices.simulated import Fault, SimulatedBackend, StartFault, crash_at_steps
 from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens
@@ -151,9 +156,9 @@ def test_starts_that_fail_are_tried_again_and_told_when_hopeless() -> None:
     async def script(b: Bench) -> None:
         await b.next(WorkerReady)
         b.backend.kill()
-        said = [await b.next(WorkerLost) for _ in range(MAX_RESTARTS + 1)]
+        said = [await b.next(WorkerLost) for _ in range(MAX_FAILED_STARTS + 1)]
         restarting = [m.restarting for m in said if isinstance(m, WorkerLost)]
-        assert restarting == [True] * MAX_RESTARTS + [False]
+        assert restarting == [True] * MAX_FAILED_STARTS + [False]
         await trio.sleep(10 * SLOW_RETRY_S)
         assert b.executor.state == "given_up"
         assert b.backend.num_starts < 20

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from ksana.messages.outputs import Failed
@@ -136,7 +138,11 @@ async def test_messages_become_the_engine_s_prompt() -> None:
         answer = await gateway.post("/v1/chat/completions", {**CHAT, "messages": messages})
         assert answer.status_code == 200, answer.text
         prompt = gateway.client.asked[0].prompt
-    assert prompt == ChatPrompt(
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.date is not None
+    age = datetime.now().astimezone() - datetime.fromisoformat(prompt.date)
+    assert timedelta(0) <= age < timedelta(minutes=5)
+    assert msgspec.structs.replace(prompt, date=None) == ChatPrompt(
         messages=(
             ChatMessage(role="system", content="Be kind."),
             ChatMessage(role="user", content="a\nb", name="ann"),
