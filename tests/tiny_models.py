@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def write_gguf(
     family = FAMILIES[spec.family]
     writer = gguf.GGUFWriter(str(path), spec.family)
     _write_metadata(writer, spec)
+    _write_rope_scaling(writer, spec)
     for (role, layer), values in random_weights(spec, with_head=with_head, seed=seed).items():
         values = _converted(spec, role, values)
         is_matrix = values.ndim == 2
@@ -188,6 +190,23 @@ def _converted(spec: ModelSpec, role: str, values: Array) -> Array:
         halves = values.reshape(-1, 2, spec.head_dim // 2, *values.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
     return values
+
+
+def _write_rope_scaling(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    """Linear scaling is metadata; Llama 3's is a tensor of divisors, one per pair."""
+    rope = spec.rope
+    if rope.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope.factor)
+    elif rope.kind == "llama3":
+        divisors = []
+        for pair in range(spec.head_dim // 2):
+            wavelength = 2 * math.pi * rope.theta ** (2 * pair / spec.head_dim)
+            turns = rope.original_max_position / wavelength
+            share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+            share = min(1.0, max(0.0, share))
+            divisors.append(1 / ((1 - share) / rope.factor + share))
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
 
 
 def _write_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:

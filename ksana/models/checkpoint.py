@@ -26,6 +26,9 @@ from ksana.models.spec import ModelSpec
 from ksana.models.tensors import TensorRole, decoder_tensors, head_tensor
 
 MAX_CONFIG_BYTES = 10_000_000
+GENERATION_CONFIG = "generation_config.json"
+HEAD_DIM_MULTIPLE, MAX_HEAD_DIM = 8, 512
+"""What the attention kernels can do."""
 
 
 class StoredTensor(Protocol):
@@ -147,8 +150,7 @@ def read_spec(path: Path) -> ModelSpec:
 
 def _identify(path: Path) -> tuple[ModelSpec, Family, GgufFile | None]:
     if path.is_dir():
-        config = read_config(path)
-        spec = _spec_from_config(config, path)
+        spec = _spec_from_config(read_json(path / "config.json"), path)
         return spec, FAMILIES[spec.family], None
     if path.suffix != ".gguf":
         raise ModelLoadError(f"{path}: neither a directory nor a .gguf file")
@@ -164,9 +166,8 @@ def _identify(path: Path) -> tuple[ModelSpec, Family, GgufFile | None]:
     return _checked(family.spec_from_gguf(file, metadata), path), family, file
 
 
-def read_config(directory: Path) -> Fields:
-    """config.json of a directory. Raises ModelLoadError if there is none or it is not a JSON object."""
-    path = directory / "config.json"
+def read_json(path: Path) -> Fields:
+    """A configuration file. Raises ModelLoadError if it cannot be read or is not a JSON object."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelLoadError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
@@ -178,13 +179,22 @@ def read_config(directory: Path) -> Fields:
     return Fields(values, str(path))
 
 
+def _more_end_tokens(directory: Path) -> tuple[int, ...]:
+    """End tokens that only generation_config.json names, as some chat models do. Nothing else is taken
+    from that file: sampling is what the request says."""
+    if not (directory / GENERATION_CONFIG).is_file():
+        return ()
+    return read_json(directory / GENERATION_CONFIG).token_ids("eos_token_id")
+
+
 def _spec_from_config(config: Fields, path: Path) -> ModelSpec:
     architectures = config.values.get("architectures")
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise config.fail("architectures", "must list the names of the architecture")
     config.refuse_unless("quantization_config", (), "quantized safetensors are not read; GGUF files are")
     spec = family_of_config(architectures, config.source).spec_from_config(config)
-    return _checked(msgspec.structs.replace(spec, name=spec.name or path.resolve().name), path)
+    ends = tuple(dict.fromkeys(spec.eos_token_ids + _more_end_tokens(path)))
+    return _checked(msgspec.structs.replace(spec, eos_token_ids=ends, name=path.resolve().name), path)
 
 
 def _checked(spec: ModelSpec, path: Path) -> ModelSpec:
@@ -192,8 +202,11 @@ def _checked(spec: ModelSpec, path: Path) -> ModelSpec:
         raise ModelLoadError(
             f"{path}: {spec.num_heads} heads are no multiple of {spec.num_kv_heads} KV heads"
         )
-    if spec.head_dim % 2:
-        raise ModelLoadError(f"{path}: head size {spec.head_dim} is odd and cannot be rotated")
+    if spec.head_dim % HEAD_DIM_MULTIPLE or spec.head_dim > MAX_HEAD_DIM:
+        raise ModelLoadError(
+            f"{path}: head size {spec.head_dim} is not built; it must be a multiple of {HEAD_DIM_MULTIPLE} "
+            f"up to {MAX_HEAD_DIM}"
+        )
     beyond = [i for i in (spec.bos_token_id, *spec.eos_token_ids) if i is not None and i >= spec.vocab_size]
     if beyond:
         raise ModelLoadError(

@@ -33,13 +33,16 @@ class LayerReader:
         self.checkpoint, self.layer, self._on_read = checkpoint, layer, on_read
 
     def tensor(self, role: str) -> Tensor:
-        """A copy in memory of our own: the file may be unmapped or misaligned."""
+        """In memory of our own, never a view into the file, which may be misaligned or change."""
         values = self.checkpoint.read(role, self.layer)
         self._on_read()
-        return torch.tensor(values)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
 
     def fused(self, roles: tuple[str, ...], has_bias: bool) -> Linear:
         """One product for several that share their input: rows of the weights one below the other."""
-        weight = torch.cat([self.tensor(role) for role in roles])
-        bias = torch.cat([self.tensor(f"{role}_bias") for role in roles]) if has_bias else None
-        return Linear(weight, bias)
+        bias = _stacked([self.tensor(f"{role}_bias") for role in roles]) if has_bias else None
+        return Linear(_stacked([self.tensor(role) for role in roles]), bias)
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

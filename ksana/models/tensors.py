@@ -5,6 +5,7 @@ A role is what a tensor does ("q", "ffn_norm"); families map roles to names. Mat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -32,6 +33,12 @@ def decoder_tensors(spec: ModelSpec) -> Iterator[TensorRole]:
 def head_tensor(spec: ModelSpec) -> TensorRole:
     """The output head: [vocab, hidden]."""
     return TensorRole("head", None, (spec.vocab_size, spec.hidden_size))
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    """Weights of the model, the embedding counted once if it is also the head."""
+    tensors = [*decoder_tensors(spec), *([] if spec.tie_word_embeddings else [head_tensor(spec)])]
+    return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -14,8 +14,9 @@ from ksana.models.loader import load_model
 from ksana.models.rope import inverse_frequencies
 from ksana.models.spec import RopeSpec
 from tests.models.paged_driver import PagedDriver
-from tests.models_for_tests import tiny_gemma3_gguf, tiny_llama_gguf
-from tests.tiny_models import VOCAB_SIZE, gemma3_config, llama_config, write_directory
+from tests.models.references import read_reference
+from tests.models_for_tests import gemma3_gguf, smollm2_gguf
+from tests.tiny_models import VOCAB_SIZE, gemma3_config, llama_config, write_directory, write_gguf
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 150
@@ -48,6 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+def in_gguf(config: dict[str, Any]) -> bool:
+    """Whether a GGUF file can say all that this configuration does."""
+    return "layer_types" not in config
+
+
 def random_ids() -> list[int]:
     return torch.randint(VOCAB_SIZE, (NUM_TOKENS,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -74,12 +80,13 @@ def test_logits(tmp_path: Path, name: str) -> None:
     assert (ours - expected).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_gguf_logits(tmp_path: Path, family: str) -> None:
-    config = {"llama": llama_config, "gemma3": gemma3_config}[family]()
-    path = {"llama": tiny_llama_gguf, "gemma3": tiny_gemma3_gguf}[family](tmp_path)
+@pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if in_gguf(config)])
+def test_gguf_logits(tmp_path: Path, name: str) -> None:
+    config, with_head = CASES[name]
+    path = write_gguf(tmp_path / "tiny.gguf", config, tmp_path / "config", with_head=with_head)
     ids = random_ids()
-    expected = reference_logits(write_directory(tmp_path / "hf", config, with_head=False), ids)
+    config = {key: value for key, value in config.items() if value is not None}
+    expected = reference_logits(write_directory(tmp_path / "hf", config, with_head=with_head), ids)
     ours = PagedDriver(load_model(path), 1, NUM_TOKENS).all_logits(ids, 40)
     assert (ours - expected).abs().max() <= TOLERANCE
 
@@ -113,3 +120,25 @@ def test_llama3_frequencies_are_transformers(tmp_path: Path) -> None:
     factors = tuple((plain / ours).tolist())  # what a GGUF file carries as rope_freqs.weight
     from_factors = inverse_frequencies(RopeSpec(theta=500000.0, freq_factors=factors), 128)
     torch.testing.assert_close(from_factors, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_every_logit_of_real_models(name: str) -> None:
+    """The long text of the kept references, all positions, the whole vocabulary."""
+    from transformers import AutoModelForCausalLM
+
+    path = {"smollm2": smollm2_gguf, "gemma3": gemma3_gguf}[name]()
+    ids = read_reference(name).long_ids
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    with torch.inference_mode():
+        hidden = model.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+    driver = PagedDriver(load_model(path, max_positions=2048), 1, len(ids))
+    largest = 0.0
+    for start in range(0, len(ids), 250):
+        ours = driver.step({0: ids[start : start + 250]}, logits_of_all=True)
+        with torch.inference_mode():
+            expected = model.lm_head(hidden[start : start + 250])
+        largest = max(largest, float((ours - expected).abs().max()))
+    print(f"{name}: largest difference of a logit {largest:.1e}")
+    assert largest <= 1e-3

@@ -11,8 +11,9 @@ import pytest
 from ksana.errors import ModelLoadError
 from ksana.models.load import read_spec
 from ksana.models.spec import RopeSpec
+from ksana.models.tensors import num_parameters
 from tests.models_for_tests import tiny_gemma3_gguf, tiny_llama_gguf
-from tests.tiny_models import gemma3_config, llama_config
+from tests.tiny_models import gemma3_config, llama_config, write_gguf
 
 LLAMA3_SCALING = {
     "factor": 32.0,
@@ -92,7 +93,7 @@ def test_llama_rope_spellings(tmp_path: Path, changes: dict[str, Any], expected:
         ({"vocab_size": True}, "vocab_size is True"),
         ({"hidden_size": 65}, "hidden_size is 65, not a multiple of the 4"),
         ({"num_key_value_heads": 3}, "4 heads are no multiple of 3 KV heads"),
-        ({"head_dim": 15}, "head size 15 is odd"),
+        ({"head_dim": 15}, "head size 15 is not built"),
         ({"eos_token_id": 320}, "special token 320 is not in the vocabulary of 320"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id holds '2'"),
         ({"rms_norm_eps": float("nan")}, "not a JSON object|not a finite number"),
@@ -185,6 +186,34 @@ def test_gguf_metadata_gives_the_same_spec(tmp_path: Path) -> None:
     theirs, ours = read_spec(tmp_path), read_spec(tiny_gemma3_gguf(tmp_path))
     for field in set(ours.__struct_fields__) - {"name", "rms_norm_eps"}:
         assert getattr(ours, field) == getattr(theirs, field), field
+
+
+def test_end_tokens_of_the_generation_config_count(tmp_path: Path) -> None:
+    text = json.dumps({"eos_token_id": [5, 1], "temperature": 0.6})
+    (tmp_path / "generation_config.json").write_text(text)
+    assert spec_of(tmp_path, llama_config(eos_token_id=1)).eos_token_ids == (1, 5)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json: not a JSON object"):
+        spec_of(tmp_path, llama_config())
+
+
+def test_gguf_rope_scaling(tmp_path: Path) -> None:
+    linear = llama_config(rope_scaling={"type": "linear", "factor": 4.0})
+    spec = read_spec(write_gguf(tmp_path / "linear.gguf", linear, tmp_path))
+    assert spec.rope == RopeSpec(theta=1e4, kind="linear", factor=4.0)
+    llama3 = llama_config(rope_scaling={"rope_type": "llama3", **LLAMA3_SCALING})
+    rope = read_spec(write_gguf(tmp_path / "llama3.gguf", llama3, tmp_path)).rope
+    assert rope.kind == "default"
+    assert rope.freq_factors is not None
+    assert len(rope.freq_factors) == 8
+    assert (min(rope.freq_factors), max(rope.freq_factors)) == (1.0, 32.0)
+
+
+def test_number_of_parameters(tmp_path: Path) -> None:
+    layer = 64 * (64 + 2 * 32 + 64) + 3 * 64 * 160 + 2 * 64
+    tied = 320 * 64 + 64 + 3 * layer
+    assert num_parameters(spec_of(tmp_path, llama_config())) == tied
+    assert num_parameters(spec_of(tmp_path, llama_config(tied=False))) == tied + 320 * 64
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
