@@ -65,8 +65,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="Prefixes shorter than the sliding window may be reused from their first block on"),
     ] = True
     swa_eviction: Annotated[
-        Literal["lfu", "lru"], Meta(description="Which sliding-window block is evicted first")
+        Literal["lfu", "lru", "lfu-aged"], Meta(description="Which sliding-window block is evicted first")
     ] = "lfu"
+
+    # Remote cache
+    remote_cache: Annotated[
+        str | None,
+        Meta(description="Store of KV blocks shared by engines: file:///directory or redis://host:port/db"),
+    ] = None
+    remote_cache_staging: Annotated[
+        Positive, Meta(description="Memory that blocks pass through on their way, such as 64MiB")
+    ] = 64 << 20
+    remote_cache_max_bytes: Annotated[
+        Positive, Meta(description="What a file store may hold before its oldest blocks go, such as 10GiB")
+    ] = 10 << 30
+    max_remote_loads: Annotated[
+        int, Meta(ge=1, le=1024, description="Requests whose prefixes are loaded at the same time")
+    ] = 4
+    remote_cache_timeout: Annotated[
+        Positive, Meta(description="Seconds one load may take; then the rest is computed")
+    ] = 5
+    remote_write_back: Annotated[
+        bool, Meta(description="Save computed blocks to the remote cache, in the background")
+    ] = True
 
     # Device
     num_threads: Annotated[
@@ -114,6 +135,7 @@ GROUPS = {
     "model": "The model",
     "max_num_seqs": "Batching",
     "block_size": "KV cache",
+    "remote_cache": "Remote cache",
     "num_threads": "Computing",
     "host": "Serving",
 }
@@ -122,7 +144,9 @@ GROUPS = {
 SECRET_FIELDS = frozenset({"api_key"})
 """Never printed or logged."""
 
-BYTE_FIELDS = frozenset({"kv_cache_memory", "max_body_bytes"})
+BYTE_FIELDS = frozenset(
+    {"kv_cache_memory", "max_body_bytes", "remote_cache_staging", "remote_cache_max_bytes"}
+)
 """Settings that may be written as `2GiB`; see `parse_bytes`."""
 
 NOT_SETTINGS = frozenset({"KSANA_KERNELS", "KSANA_TEST_STRICT"})
