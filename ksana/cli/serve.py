@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -70,10 +71,17 @@ async def _load_and_serve(settings: Settings, shutdown: Shutdown) -> None:
 
 def _show(settings: Settings, client: Client, port: int) -> None:
     version = importlib.metadata.version("ksana")
-    # Not on the PATH, as in a .venv that is not active: show how it was called.
-    command = "ksana" if shutil.which("ksana") else sys.argv[0]
-    block = start_block(version, client.model, settings, url_of(settings.host, port), command)
+    block = start_block(version, client.model, settings, url_of(settings.host, port), _own_command())
     print(f"\n{block}\n", file=sys.stderr, flush=True)
+
+
+def _own_command() -> str:
+    """How a shell finds this program: by name, or, as with a .venv that is not active, as it was called."""
+    if shutil.which("ksana"):
+        return "ksana"
+    if os.access(sys.argv[0], os.X_OK):
+        return shlex.quote(sys.argv[0])
+    return f"{shlex.quote(sys.executable)} -m ksana.cli.main"
 
 
 async def report_work(client: Client, every_s: float = REPORT_EVERY_S) -> None:

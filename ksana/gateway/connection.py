@@ -18,6 +18,8 @@ import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
@@ -90,6 +92,17 @@ class _Pause:
 
 class Http1(H11Protocol):
     """hypercorn's HTTP/1 without upgrades (HTTP/2, web sockets), and with error bodies of our form."""
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, Response) and self._ends_with_this_answer():
+            # Unsaid, a client would send its next request into the closing.
+            event.headers.append((b"connection", b"close"))
+        await super().stream_send(event)
+
+    def _ends_with_this_answer(self) -> bool:
+        """Whether the connection cannot be used again: the body is still coming, or the server stops."""
+        still_comes = self.connection.their_state is not h11.DONE
+        return still_comes or bool(self.context.terminated.is_set())
 
     async def _check_protocol(self, event: h11.Request) -> None:
         pass

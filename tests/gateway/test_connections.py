@@ -44,6 +44,27 @@ async def test_a_connection_is_used_again() -> None:
         await stream.aclose()
 
 
+async def test_a_client_is_told_when_its_connection_cannot_be_used_again() -> None:
+    """Only then: a refusal that does not wait for the rest of the body, unlike one that has read it."""
+    async with running(says("a"), api_key="secret") as gateway:
+        stream = await connect(gateway.port)
+        for path, status in (("/v1/models", 401), ("/nothing", 401), ("/health", 200)):
+            await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            head = await read_until(stream, b"}")
+            assert head.startswith(b"HTTP/1.1 %d " % status)
+            assert b"connection: close" not in head.lower()
+        for body, status in ((CHAT, 200), ({**CHAT, "n": 2}, 400)):
+            request = raw_post("/v1/chat/completions", body, "Authorization: Bearer secret")
+            await stream.send_all(request)
+            head = await read_until(stream, b"}}")
+            assert head.startswith(b"HTTP/1.1 %d " % status)
+            assert b"connection: close" not in head.lower()
+        await stream.send_all(raw_post("/v1/chat/completions", CHAT)[:-5])
+        head = await read_until(stream, b"}}")
+        assert head.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in head.lower()
+
+
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEADER_TIMEOUT_S", 0.2)
     async with running() as gateway:
