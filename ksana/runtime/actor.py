@@ -24,9 +24,11 @@ Address = Literal[
     "swa_cache_manager",
     "executor",
     "remote_cache_loader",
+    "store",
     "kv_transfer",
 ]
-"""The actors that can be spoken to; `producer` means the slot of the request the message names."""
+"""The actors that can be spoken to; `producer` means the slot of the request the message names, `store` the
+port of the remote-cache loader's shell to its store."""
 
 Said = tuple[Address, Message]
 

@@ -1,0 +1,83 @@
+"""What the remote-cache loader says to the store port, and what comes back.
+
+Each order names an operation and is answered exactly once, at the latest at its deadline: what was not done
+by then has failed. `seconds` is how long the operation took. A store's key is the block's chain key and one
+byte for the kind: `FA_KIND` or `SWA_KIND`.
+
+KV bytes are in none of these: an order names slots of staging memory (`messages.staging`). Between an order
+and its answer its slots belong to the store port; afterwards the store never touches them again.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ksana.messages.base import Message, Value
+
+FA_KIND = b"f"
+SWA_KIND = b"s"
+
+ItemResult = Literal["ok", "missing", "corrupt", "failed"]
+"""`missing`: the store does not have it. `corrupt`: it has something else than was put there. `failed`: the
+store could not be reached, or did not answer in time."""
+
+
+class StoredBlock(Value, array_like=True):
+    """One value of the store, and the slot whose first `num_bytes` bytes it is read into or written from."""
+
+    key: bytes
+    slot: int
+    num_bytes: int
+
+
+class StoreFind(Message):
+    """loader -> store. Which of these keys are there?"""
+
+    op_id: int
+    keys: tuple[bytes, ...]
+    deadline_s: float
+    """Clock time."""
+
+
+class StoreFound(Message):
+    """store -> loader. One answer per key, or an error and none."""
+
+    op_id: int
+    found: tuple[bool, ...]
+    seconds: float
+    error: str | None = None
+
+
+class StoreFetch(Message):
+    """loader -> store. Read these blocks into their slots, checked against what was once put there."""
+
+    op_id: int
+    blocks: tuple[StoredBlock, ...]
+    deadline_s: float
+
+
+class StoreFetched(Message):
+    """store -> loader. One result per block; only slots of those that are `ok` hold anything."""
+
+    op_id: int
+    results: tuple[ItemResult, ...]
+    seconds: float
+    error: str | None = None
+    """The first thing that went wrong, for the log."""
+
+
+class StoreSave(Message):
+    """loader -> store. Put these slots there."""
+
+    op_id: int
+    blocks: tuple[StoredBlock, ...]
+    deadline_s: float
+
+
+class StoreSaved(Message):
+    """store -> loader. One result per block: `ok` or `failed`."""
+
+    op_id: int
+    results: tuple[ItemResult, ...]
+    seconds: float
+    error: str | None = None
