@@ -14,6 +14,8 @@ from tests.server.process import ServerProcess
 TINY_FLAGS = ("--port", "0", "--kv-cache-memory", "4MiB", "--num-threads", "1")
 """Room for 5,456 tokens of the tiny model, 2,048 of them in one request."""
 
+KEY = "open-sesame"
+
 Serve = Callable[..., ServerProcess]
 
 
@@ -40,5 +42,14 @@ def serve(tiny_model: Path) -> Iterator[Serve]:
 def server(tiny_model: Path) -> Iterator[ServerProcess]:
     """One server for all tests that leave it as they found it."""
     process = ServerProcess(str(tiny_model), *TINY_FLAGS)
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="session")
+def strict(tiny_model: Path) -> Iterator[ServerProcess]:
+    """One that can do little: two requests at a time, three waiting, bodies of 20,000 bytes; it wants KEY."""
+    flags = ("--max-num-seqs", "2", "--max-queued-requests", "3", "--max-body-bytes", "20000")
+    process = ServerProcess(str(tiny_model), *TINY_FLAGS, *flags, environ={"KSANA_API_KEY": KEY})
     yield process
     process.kill()

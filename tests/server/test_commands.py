@@ -72,6 +72,7 @@ def test_the_chat_line_works_as_it_is_printed(server: ServerProcess) -> None:
     assert done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.needs_program("curl", "curl")
 def test_the_lines_work_with_a_key(serve: Serve, tmp_path: Path) -> None:
     """And with a name that a shell would take apart."""
@@ -159,6 +160,7 @@ def test_check_says_what_serve_does(server: ServerProcess, tiny_model: Path) -> 
     assert "3 layers" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_line_every_ten_seconds_while_there_is_work(server: ServerProcess) -> None:
     pattern = r"^[0-9:]{8} ([0-9.]+) tokens/s out, ([0-9.]+) in, (\d+) running, (\d+) waiting, KV (\d+)%"
     num_lines = len(re.findall(pattern, server.log, re.MULTILINE)) if server.url else 0
@@ -186,7 +188,7 @@ def test_each_request_is_a_line_with_its_id(server: ServerProcess) -> None:
 @pytest.mark.needs_program("curl", "curl")
 def test_the_demo_model_as_a_newcomer_meets_it(serve: Serve) -> None:
     smollm2_gguf()  # so that nothing is fetched in the time of the test, or it is skipped
-    server = serve("--kv-cache-memory", "256MiB", model="smollm2-135m", command=ENTRY_POINT)
+    server = serve("--kv-cache-memory", "512MiB", model="smollm2-135m", command=ENTRY_POINT)
     line = server.wait_for_line(r"^  try +(curl .*)$")[1]
     answer = json.loads(sh(line + " --silent --show-error").stdout)
     assert answer["choices"][0]["finish_reason"] == "stop"

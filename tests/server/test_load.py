@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import struct
@@ -33,6 +34,8 @@ class Crowd:
         self._port = server.port
         self._limit = trio.CapacityLimiter(200)
         self.endings: Counter[str] = Counter()
+        self.said: dict[str, set[str]] = {}
+        """What was answered to each greedy completion, by the request: of those to one request, all."""
 
     async def run(self, num_requests: int) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
@@ -88,6 +91,9 @@ class Crowd:
             ends = b"\0" if path == "/generate" else b"data: [DONE]\n\n"
             assert received.endswith(ends), received[-300:]
             assert b'"error"' not in received
+            if path == "/v1/completions":
+                events = [one.removeprefix("data: ") for one in received.decode().split("\n\n")[:-2]]
+                self._note(body, [choice for event in events for choice in json.loads(event)["choices"]])
             return "streamed"
         assert leaves_after_s is not None, f"no end of a stream: {received[-300:]!r}"
         return "left"
@@ -97,10 +103,16 @@ class Crowd:
             answer = await self._http.post(path, json=body)
             if answer.status_code != 200:
                 return f"refused with {answer.status_code}"
-            assert answer.json()
+            if path == "/v1/completions":
+                self._note(body, answer.json()["choices"])
             return "answered"
         assert leaves_after_s is not None, "no answer"
         return "left"
+
+    def _note(self, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
+        if body.get("temperature") == 0:
+            asked = f"{body['prompt']} {body['max_tokens']}"
+            self.said.setdefault(asked, set()).add("".join(choice["text"] for choice in choices))
 
     async def _on_a_bare_socket(self, request: bytes, leaves_after_s: float, rng: random.Random) -> str:
         """Leaves in the ways that libraries do not: in the middle of the request, or with a reset."""
@@ -125,7 +137,11 @@ async def test_500_requests_of_which_many_leave(server: ServerProcess) -> None:
     assert crowd.endings["streamed"] > 50
     assert crowd.endings["answered"] > 50
     assert crowd.endings["left"] > 50
+    # Whoever asked the same greedily was told the same, streaming or not, whatever else ran beside.
+    assert len(crowd.said) > 10
+    assert all(len(texts) == 1 for texts in crowd.said.values())
     after = await trio.to_thread.run_sync(server.wait_until_idle)
+    assert after["num_preemptions_total"] > 0, "the pool was never full, so it should be smaller"
     assert after["core_crashes_total"] == 0
     assert after["worker_restarts_total"] == 0
     assert await trio.to_thread.run_sync(completion, server, "the king", 30) == before

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.server.conftest import Serve
+from tests.server.conftest import KEY
 from tests.server.process import ServerProcess
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three rivers."}]
@@ -165,11 +165,9 @@ def test_errors_name_what_is_wrong(server: ServerProcess) -> None:
             assert refused.value.param == "max_tokens"
 
 
-def test_api_keys(serve: Serve) -> None:
-    server = serve("--api-key", "secret")
-    assert "a key on the command line" in server.wait_for_line("^.*command line.*$")[0]
+def test_api_keys(strict: ServerProcess) -> None:
     for key in ("wrong", "none"):
-        with server.openai(key) as client, pytest.raises(openai.AuthenticationError):
-            client.chat.completions.create(model=server.model, messages=MESSAGES)
-    with server.openai("secret") as client:
-        client.chat.completions.create(model=server.model, messages=MESSAGES, max_tokens=2)
+        with strict.openai(key) as client, pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(model=strict.model, messages=MESSAGES)
+    with strict.openai(KEY) as client:
+        client.chat.completions.create(model=strict.model, messages=MESSAGES, max_tokens=2)

@@ -5,26 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.conftest import TINY_FLAGS
+from tests.server.conftest import KEY
 from tests.server.process import ServerProcess, eventually, post
 
-KEY = "open-sesame"
 GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def strict(tiny_model: Path) -> Iterator[ServerProcess]:
-    """A server that can do little: two requests at a time, three waiting, bodies of 20,000 bytes, one key."""
-    flags = ("--max-num-seqs", "2", "--max-queued-requests", "3", "--max-body-bytes", "20000")
-    process = ServerProcess(str(tiny_model), *TINY_FLAGS, *flags, environ={"KSANA_API_KEY": KEY})
-    yield process
-    process.kill()
 
 
 def test_a_full_queue_is_a_429_and_later_it_is_not(strict: ServerProcess) -> None:

@@ -31,6 +31,7 @@ def test_a_port_in_use(serve: Serve) -> None:
     assert "in use" in line
 
 
+@pytest.mark.slow
 def test_flags_and_variables_that_do_not_exist(serve: Serve, tmp_path: Path) -> None:
     assert "did you mean --max-num-seqs" in refused(serve, "--max-num-sequences", "4", code=2)
     assert "KSANA_MAX_MODEL_LEN" in refused(serve, code=2, KSANA_MAX_MODEL_LENGTH="5")
@@ -41,6 +42,7 @@ def test_flags_and_variables_that_do_not_exist(serve: Serve, tmp_path: Path) -> 
     assert "no-such" in refused(serve, "--api-key-file", "/no-such/file", code=2)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_loaded(serve: Serve, tiny_model: Path, tmp_path: Path) -> None:
     assert "/no/such/model.gguf" in refused(serve, model="/no/such/model.gguf", code=3)
     empty = tmp_path / "empty"
@@ -55,7 +57,7 @@ def test_models_that_cannot_be_loaded(serve: Serve, tiny_model: Path, tmp_path: 
     assert "rubbish.gguf" in refused(serve, model=str(rubbish), code=3)
 
 
-@pytest.mark.parametrize("memory", ["256KiB", "1000KiB"])
+@pytest.mark.parametrize("memory", ["256KiB", pytest.param("1000KiB", marks=pytest.mark.slow)])
 def test_a_pool_that_is_too_small(serve: Serve, memory: str) -> None:
     """It names the largest length that fits; with that it starts, with one more it does not."""
     line = refused(serve, "--kv-cache-memory", memory, code=2)
@@ -70,6 +72,7 @@ def test_a_pool_that_is_too_small(serve: Serve, memory: str) -> None:
     assert str(fits) in refused(serve, *flags, str(fits + 1), code=2)
 
 
+@pytest.mark.slow
 def test_a_pool_that_holds_nothing(serve: Serve) -> None:
     assert "kv-cache-memory" in refused(serve, "--kv-cache-memory", "4KiB", code=2)
     assert "kv-cache-memory" in refused(serve, "--kv-cache-memory", "many", code=2)

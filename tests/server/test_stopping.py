@@ -121,6 +121,7 @@ def test_a_second_signal_does_not_wait(serve: Serve) -> None:
     eventually(lambda: not is_running(worker))
 
 
+@pytest.mark.slow
 def test_idle_connections_do_not_hold_it_up(serve: Serve) -> None:
     server = serve("--drain-timeout", "1000")
     with server.http() as kept, socket.create_connection(("127.0.0.1", server.port)) as silent:
