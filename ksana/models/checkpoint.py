@@ -135,7 +135,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         names, transform = family.gguf_names, family.gguf_transform
         readable: tuple[str, ...] = READABLE_TYPES
     else:
-        stored = {_canonical(name, family): (file, name) for name, file in open_directory(path).items()}
+        files = open_directory(path)
+        stored = {_canonical(name, family): (file, name) for name, file in files.items()}
+        if len(stored) < len(files):
+            raise ModelLoadError(f"{path}: tensors occur twice, under different prefixes")
         names, transform = family.hf_names, family.hf_transform
         readable = tuple(ITEM_BYTES)
     checkpoint = Checkpoint(path, spec, stored, names, transform, readable)
@@ -194,7 +197,16 @@ def _spec_from_config(config: Fields, path: Path) -> ModelSpec:
     config.refuse_unless("quantization_config", (), "quantized safetensors are not read; GGUF files are")
     spec = family_of_config(architectures, config.source).spec_from_config(config)
     ends = tuple(dict.fromkeys(spec.eos_token_ids + _more_end_tokens(path)))
-    return _checked(msgspec.structs.replace(spec, eos_token_ids=ends, name=path.resolve().name), path)
+    return _checked(msgspec.structs.replace(spec, eos_token_ids=ends, name=_directory_name(path)), path)
+
+
+def _directory_name(path: Path) -> str:
+    """What a directory's model is called: org/name in the hub's cache, else the directory's own name."""
+    path = path.resolve()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return path.name
 
 
 def _checked(spec: ModelSpec, path: Path) -> ModelSpec:

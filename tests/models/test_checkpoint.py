@@ -145,6 +145,13 @@ def test_text_part_of_a_multimodal_gemma(tmp_path: Path) -> None:
         np.testing.assert_array_equal(checkpoint.read("q_norm", 2), expected["q_norm", 2] + 1)
 
 
+def test_tensors_under_two_prefixes(tmp_path: Path) -> None:
+    name = "model.norm.weight"
+    twice = edit(tiny_gemma3_dir(tmp_path), lambda t: t.update({"language_model." + name: t[name]}))
+    with pytest.raises(ModelLoadError, match="tensors occur twice"):
+        open_checkpoint(twice)
+
+
 def test_gguf_missing_and_misshapen(tmp_path: Path) -> None:
     path = tiny_llama_gguf(tmp_path)
     content = path.read_bytes()

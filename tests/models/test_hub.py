@@ -81,6 +81,7 @@ def test_directory_is_fetched_once_and_without_strays(tmp_path: Path, hub: StubH
         "tokenizer_config.json",
     }
     assert open_checkpoint(path).spec.num_layers == 3
+    assert open_checkpoint(path).spec.name == "org/tiny"
 
     hub.requests.clear()
     assert resolve(tmp_path, hub, "org/tiny") == str(path)

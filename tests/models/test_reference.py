@@ -98,10 +98,9 @@ def test_logits_along_a_long_text(case: Case) -> None:
     assert differences.max() <= LOGIT_TOLERANCE
 
 
+@pytest.mark.parametrize("case", ["gemma3"], indirect=True)
 @pytest.mark.parametrize("window", [511, 513])
 def test_a_window_off_by_one_is_noticed(case: Case, window: int) -> None:
-    if case.reference.name != "gemma3":
-        pytest.skip("no sliding layers")
     attentions = [layer.attention for layer in case.model.layers if layer.attention.is_sliding]
     assert {attention.window for attention in attentions} == {512}
     try:
