@@ -1,13 +1,14 @@
 """The device executor: keeps one worker alive and speaks for it.
 
-Receives  `StepPlan` from the scheduler.
-Sends     `StepDone`, `WorkerLost` and `WorkerReady` to the scheduler.
+Receives  `StepPlan` from the scheduler; `CopyFromStaging` and `CopyToStaging` from the remote-cache loader.
+Sends     `StepDone`, `WorkerLost` and `WorkerReady` to the scheduler; `StagingCopied` to the remote-cache
+          loader.
 Owns      the backend (and so the worker) and its pool epoch.
-Never     changes or reorders plans; forwards a plan to a worker of another epoch; decides what becomes
+Never     changes or reorders orders; forwards an order to a worker of another epoch; decides what becomes
           of requests.
 If it fails  the generation ends: see `ksana.runtime.supervisor`; the next one begins with a new worker.
 
-A worker that dies, or that has not answered a step for `step_timeout_s`, is replaced at once. After
+A worker that dies, or that has not answered an order for `step_timeout_s`, is replaced at once. After
 `MAX_RESTARTS` restarts within `RESTARTS_WITHIN_S` without a good step in between, or `MAX_FAILED_STARTS`
 starts in a row that brought up no worker, it says `WorkerLost(restarting=False)` and tries again only
 every `SLOW_RETRY_S`.
@@ -21,12 +22,13 @@ from collections.abc import Sequence
 
 import trio
 
-from ksana.devices.backend import Backend, WorkerInfo, WorkerLostError
-from ksana.errors import ModelLoadError
+from ksana.devices.backend import Answer, Backend, WorkerInfo, WorkerLostError
+from ksana.errors import InvariantViolated, ModelLoadError
 from ksana.messages.base import Message, PoolEpoch
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.status import WorkerState
-from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
-from ksana.runtime.actor import Post, Said, Tap
+from ksana.messages.steps import StepPlan, WorkerLost, WorkerReady
+from ksana.runtime.actor import Address, Post, Said, Tap
 from ksana.runtime.clock import now_s
 from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.restarts import RestartLimiter
@@ -50,14 +52,18 @@ class DeviceExecutor:
         *,
         scheduler: Post,
         step_timeout_s: float,
+        remote_cache_loader: Post | None = None,
         tap: Tap | None = None,
     ) -> None:
+        """`remote_cache_loader` is told of copies done; without a remote cache there are none."""
         self.epoch: PoolEpoch = 0
         self.state: WorkerState = "stopped"
         self.num_restarts = 0
         self._backend = backend
         self._mailbox = mailbox
-        self._scheduler = scheduler
+        self._post: dict[Address, Post] = {"scheduler": scheduler}
+        if remote_cache_loader is not None:
+            self._post["remote_cache_loader"] = remote_cache_loader
         self._step_timeout_s = step_timeout_s
         self._tap = tap
         self._limiter = RestartLimiter(MAX_RESTARTS, RESTARTS_WITHIN_S)
@@ -131,7 +137,7 @@ class DeviceExecutor:
         async with trio.open_nursery() as nursery:
 
             async def forward() -> None:
-                await self._forward_plans()
+                await self._forward_orders()
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(forward)
@@ -139,7 +145,7 @@ class DeviceExecutor:
             nursery.cancel_scope.cancel()
         return reason
 
-    async def _forward_plans(self) -> None:
+    async def _forward_orders(self) -> None:
         while True:
             try:
                 messages = await self._mailbox.drain()
@@ -147,7 +153,8 @@ class DeviceExecutor:
                 return
             self._record(messages, ())
             for message in messages:
-                assert isinstance(message, StepPlan)
+                if not isinstance(message, StepPlan | CopyFromStaging | CopyToStaging):
+                    raise InvariantViolated(f"the executor was sent a {type(message).__name__}")
                 if message.pool_epoch == self.epoch:
                     if self._in_flight == 0:
                         self._answer_due.deadline = now_s() + self._step_timeout_s
@@ -156,7 +163,7 @@ class DeviceExecutor:
 
     async def _receive_answers(self) -> str:
         while True:
-            done: StepDone | None = None
+            done: Answer | None = None
             with trio.CancelScope() as self._answer_due:
                 self._answer_due.deadline = now_s() + self._step_timeout_s if self._in_flight else math.inf
                 try:
@@ -166,12 +173,15 @@ class DeviceExecutor:
             if done is None:
                 return f"no step was done in {self._step_timeout_s:.0f} s"
             self._in_flight -= 1
-            self._limiter.forgive()
-            self._say(done)
+            if isinstance(done, StagingCopied):
+                self._say(done, "remote_cache_loader")
+            else:
+                self._limiter.forgive()
+                self._say(done)
 
-    def _say(self, message: Message) -> None:
-        self._record((), (("scheduler", message),))
-        self._scheduler(message)
+    def _say(self, message: Message, to: Address = "scheduler") -> None:
+        self._record((), ((to, message),))
+        self._post[to](message)
 
     def _record(self, messages: Sequence[Message], said: Sequence[Said]) -> None:
         if self._tap is not None:

@@ -6,9 +6,17 @@ from typing import Protocol
 
 import msgspec
 
+from ksana.devices.staging import StagingArea
 from ksana.errors import KsanaError
 from ksana.messages.base import PoolEpoch
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import StepDone, StepPlan
+
+Order = StepPlan | CopyFromStaging | CopyToStaging
+"""What a worker does, one after the other."""
+
+Answer = StepDone | StagingCopied
+"""What it says when an order is done: StepDone to a plan, StagingCopied to a copy."""
 
 
 class WorkerLostError(KsanaError):
@@ -25,6 +33,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     num_threads: int | None = None
+    staging: StagingArea | None = None
+    """Memory shared with the engine, if there is a remote cache."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -40,7 +50,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Backend(Protocol):
     """One worker at a time. `submit` and `receive` are called by two tasks; `start` and `stop` by none else.
 
-    Steps are done in the order they were submitted; more than one may be in flight.
+    Orders are done as they were submitted, one after the other; more than one may be in flight.
     """
 
     async def start(self, epoch: PoolEpoch) -> WorkerInfo:
@@ -50,12 +60,12 @@ class Backend(Protocol):
         """
         ...
 
-    async def submit(self, plan: StepPlan) -> None:
-        """Hand over a plan. A worker that is gone is not reported here but by `receive`."""
+    async def submit(self, order: Order) -> None:
+        """Hand over a plan or a copy. A worker that is gone is not reported here but by `receive`."""
         ...
 
-    async def receive(self) -> StepDone:
-        """Wait for the next step to be done. Raises WorkerLostError as soon as the worker is gone."""
+    async def receive(self) -> Answer:
+        """Wait for the next order to be done. Raises WorkerLostError as soon as the worker is gone."""
         ...
 
     async def stop(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from ksana import kernels
 from ksana.devices.backend import WorkerInfo, WorkerSettings
 from ksana.devices.runner import ModelRunner
+from ksana.devices.staging import StagingMemory
 from ksana.devices.threads import default_num_threads
 from ksana.devices.worker import Progress
 from ksana.errors import ModelLoadError
@@ -47,6 +48,7 @@ def build_runner(
         num_swa_blocks=settings.num_swa_blocks,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
+        staging=None if settings.staging is None else StagingMemory.attach(settings.staging),
     )
     info = WorkerInfo(
         device=f"CPU, {kernels.describe()}, process {os.getpid()}",

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import trio
 
-from ksana.devices.backend import WorkerInfo, WorkerLostError
-from ksana.devices.worker import Runner
+from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerLostError
+from ksana.devices.worker import Runner, carry_out
 from ksana.messages.base import PoolEpoch
-from ksana.messages.steps import StepDone, StepPlan
 
 
 class InlineBackend:
@@ -20,7 +19,7 @@ class InlineBackend:
         """`build` makes a fresh runner with empty pools at every start."""
         self._build = build
         self._runner: Runner | None = None
-        self._plans: deque[StepPlan] = deque()
+        self._plans: deque[Order] = deque()
         self._wakeup = trio.Event()
 
     async def start(self, epoch: PoolEpoch) -> WorkerInfo:  # noqa: ARG002
@@ -28,12 +27,12 @@ class InlineBackend:
         self._runner, info = self._build()
         return info
 
-    async def submit(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
+    async def submit(self, order: Order) -> None:
+        self._plans.append(order)
         self._wakeup.set()
         await trio.lowlevel.checkpoint()
 
-    async def receive(self) -> StepDone:
+    async def receive(self) -> Answer:
         # First let everybody else act, as they would while a real worker computes.
         await trio.lowlevel.checkpoint()
         while not self._plans:
@@ -44,7 +43,7 @@ class InlineBackend:
         if self._runner is None:
             raise WorkerLostError("the inline worker is stopped")
         try:
-            return self._runner.run(self._plans.popleft())
+            return carry_out(self._runner, self._plans.popleft())
         except Exception as error:
             self._runner = None
             self._plans.clear()

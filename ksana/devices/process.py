@@ -18,10 +18,11 @@ import msgspec
 import trio
 
 from ksana.devices import wire
-from ksana.devices.backend import WorkerInfo, WorkerLostError, WorkerSettings
+from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerLostError, WorkerSettings
 from ksana.errors import ModelLoadError
 from ksana.messages.base import PoolEpoch
-from ksana.messages.steps import StepDone, StepPlan
+from ksana.messages.staging import StagingCopied
+from ksana.messages.steps import StepDone
 from ksana.runtime.frames import FrameDecoder, FrameError
 
 log = logging.getLogger(__name__)
@@ -86,14 +87,14 @@ class ProcessBackend:
         log.info("worker %s ready in epoch %d: %s", self.pid, epoch, info.device)
         return info
 
-    async def submit(self, plan: StepPlan) -> None:
+    async def submit(self, order: Order) -> None:
         if self._stream is not None:
-            await self._send(wire.encode(plan))
+            await self._send(wire.encode(order))
 
-    async def receive(self) -> StepDone:
+    async def receive(self) -> Answer:
         message = await self._next_message()
-        if not isinstance(message, StepDone):
-            raise await self._lost(f"it sent a {type(message).__name__} instead of a StepDone")
+        if not isinstance(message, StepDone | StagingCopied):
+            raise await self._lost(f"it sent a {type(message).__name__} instead of an answer")
         return message
 
     async def stop(self) -> None:
@@ -120,7 +121,7 @@ class ProcessBackend:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *self._staging_fds()),
                 env=_worker_environment(self._settings.num_threads),
                 start_new_session=True,  # Ctrl-C in a terminal is for us, not for the worker
             )
@@ -132,6 +133,11 @@ class ProcessBackend:
             name=f"log of worker {self._process.pid}",
             daemon=True,
         ).start()
+
+    def _staging_fds(self) -> tuple[int, ...]:
+        """Inherited under the same number, so that the settings can name it."""
+        staging = self._settings.staging
+        return () if staging is None else (staging.fd,)
 
     async def _hand_shake(self) -> WorkerInfo:
         await self._send(wire.encode(wire.settings_header(self._settings, self._fingerprint)))

@@ -10,7 +10,11 @@ from typing import Protocol
 import torch
 
 from ksana.devices.request_table import BatchArrays, KnownRequest, PoolArrays, RequestTable
+from ksana.devices.staged_blocks import StagedBlocks
+from ksana.devices.staging import StagingMemory
+from ksana.errors import InvariantViolated
 from ksana.messages.blocks import BlockCopy
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import Row, RowResult, StepDone, StepPlan, StepTimes
 from ksana.models.batch import AttentionTables, KvCache, StepBatch
 from ksana.models.spec import LayerKind, ModelSpec
@@ -31,10 +35,10 @@ class RunnableModel(Protocol):
 
 
 class ModelRunner:
-    """The worker's state and its only operation.
+    """The worker's state and what it does: steps, and copies between pools and staging memory.
 
-    Everything it knows of a request can be rebuilt from a `NewRow`. An exception out of `run` means that
-    the state can no longer be trusted: the worker must end.
+    Everything it knows of a request can be rebuilt from a `NewRow`. An exception out of it means that the
+    state can no longer be trusted: the worker must end.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class ModelRunner:
         num_swa_blocks: int,
         max_model_len: int,
         max_num_seqs: int = 64,
+        staging: StagingMemory | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
@@ -60,6 +65,7 @@ class ModelRunner:
             pool: [layer for layer, kind in enumerate(model.spec.layer_kinds) if _POOL_OF[kind] == pool]
             for pool in ("fa", "swa")
         }
+        self._staged = None if staging is None else StagedBlocks(staging, kv, self._layers_of_pool)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepDone:
@@ -83,6 +89,13 @@ class ModelRunner:
             ),
             times=stopwatch.times(),
         )
+
+    @torch.inference_mode()
+    def copy_staged(self, order: CopyFromStaging | CopyToStaging) -> StagingCopied:
+        """Copy blocks between pools and staging memory. Raises InvariantViolated if out of bounds."""
+        if self._staged is None:
+            raise InvariantViolated(f"{type(order).__name__} for a worker without staging memory")
+        return self._staged.copy(order)
 
     def _apply(self, plan: StepPlan) -> None:
         for request_id in plan.drop:

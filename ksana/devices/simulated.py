@@ -8,7 +8,7 @@ from collections.abc import Callable
 import trio
 
 from ksana.costs.step_cost import LinearStepCost, StepCost, step_shape
-from ksana.devices.backend import WorkerInfo, WorkerLostError
+from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerLostError
 from ksana.devices.worker import Runner
 from ksana.errors import ModelLoadError
 from ksana.messages.base import PoolEpoch
@@ -37,6 +37,7 @@ class SimulatedBackend:
         start_time_s: float = 2.0,
         fault: Fault | None = None,
         start_fault: StartFault | None = None,
+        copy_s_per_block: float = 1e-4,
     ) -> None:
         """`build` makes the worker with empty pools, usually a `SimulatedWorker`."""
         self._build = build
@@ -44,8 +45,9 @@ class SimulatedBackend:
         self._start_time_s = start_time_s
         self._fault = fault
         self._start_fault = start_fault
+        self._copy_s_per_block = copy_s_per_block
         self._runner: Runner | None = None
-        self._plans: deque[StepPlan] = deque()
+        self._plans: deque[Order] = deque()
         self._wakeup = trio.Event()
         self.num_steps_begun = 0
         self.num_starts = 0
@@ -60,19 +62,28 @@ class SimulatedBackend:
         self._runner = self._build()
         return WorkerInfo(device="simulated", load_time_s=self._start_time_s)
 
-    async def submit(self, plan: StepPlan) -> None:
+    async def submit(self, order: Order) -> None:
         if self._runner is not None:
-            self._plans.append(plan)
+            self._plans.append(order)
             self._wakeup.set()
         await trio.lowlevel.checkpoint()
 
-    async def receive(self) -> StepDone:
+    async def receive(self) -> Answer:
         while not self._plans:
             if self._runner is None:
                 raise WorkerLostError("the simulated worker is stopped")
             self._wakeup = trio.Event()
             await self._wakeup.wait()
         plan = self._plans[0]
+        if not isinstance(plan, StepPlan):
+            await trio.sleep(self._copy_s_per_block * len(plan.blocks))
+            if self._runner is None:
+                raise WorkerLostError("the simulated worker is stopped")
+            self._plans.popleft()
+            return self._runner.copy_staged(plan)
+        return await self._step(plan)
+
+    async def _step(self, plan: StepPlan) -> StepDone:
         seconds = self._cost.seconds(step_shape(plan))
         self.num_steps_begun += 1
         reason = None if self._fault is None else self._fault(self.num_steps_begun, plan)

@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ksana.devices.staging import StagingMemory
 from ksana.errors import InvariantViolated
 from ksana.messages.base import RequestId
 from ksana.messages.blocks import BlockTableEdit
 from ksana.messages.requests import SamplingParams
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagedBlock, StagingCopied
 from ksana.messages.steps import NewRow, Row, RowResult, StepDone, StepPlan, StepTimes
 
 _NOTHING = -1
@@ -62,6 +64,11 @@ def hashed_tokens(vocab_size: int, eos_token_id: int | None = None, mean_output_
     return token
 
 
+def simulated_block_bytes(block_size: int) -> int:
+    """What one block of a simulated pool takes in staging memory and in a store: a number per token."""
+    return block_size * np.dtype(np.int64).itemsize
+
+
 class SimulatedPool:
     """Stands for the KV of one kind of layers. `window` None: full attention."""
 
@@ -85,6 +92,13 @@ class SimulatedPool:
 
     def copy(self, source: int, destination: int) -> None:
         self._kv[destination] = self._kv[source]
+
+    def content(self, block_id: int) -> NDArray[np.int64]:
+        """The numbers of one block, [block_size]; not a copy."""
+        if not 0 <= block_id < self.num_blocks:
+            raise InvariantViolated(f"{self.name} block {block_id} is outside the pool of {self.num_blocks}")
+        content: NDArray[np.int64] = self._kv[block_id]
+        return content
 
     def write(self, request_id: RequestId, history: NDArray[np.int64], start: int, end: int) -> None:
         """Write positions [start, end) of a request. `history[p]` stands for its tokens up to p."""
@@ -127,7 +141,10 @@ class SimulatedWorker:
         num_fa_blocks: int,
         num_swa_blocks: int = 0,
         sliding_window: int | None = None,
+        staging: StagingMemory | None = None,
     ) -> None:
+        """A block of either pool takes `simulated_block_bytes(block_size)` bytes of a staging slot."""
+        self._staging = staging
         self._tokens = tokens
         self._requests: dict[RequestId, KnownRequest] = {}
         self._pools = {"fa": SimulatedPool("fa", num_fa_blocks, block_size, None)}
@@ -159,6 +176,23 @@ class SimulatedWorker:
             step_id=plan.step_id,
             results=tuple(self._result(row) for row in plan.rows),
             times=StepTimes(prepare_ns=0, forward_ns=0, sample_ns=0),
+        )
+
+    def copy_staged(self, order: CopyFromStaging | CopyToStaging) -> StagingCopied:
+        for block in order.blocks:
+            content, slot = self._pools[block.pool].content(block.block_id), self._slot(block)
+            if isinstance(order, CopyFromStaging):
+                content[:] = slot
+            else:
+                slot[:] = content
+        return StagingCopied(pool_epoch=order.pool_epoch, copy_id=order.copy_id)
+
+    def _slot(self, block: StagedBlock) -> NDArray[np.int64]:
+        if self._staging is None:
+            raise InvariantViolated("a copy for a simulated worker without staging memory")
+        block_size = self._pools[block.pool].block_size
+        return np.frombuffer(
+            self._staging.slot(block.slot, simulated_block_bytes(block_size)), dtype=np.int64
         )
 
     def _add(self, new: NewRow) -> None:

@@ -1,7 +1,10 @@
 """What travels on the socket between an executor's process backend and its worker.
 
-executor -> worker   Header (settings: WorkerSettings), then StepPlan ...
-worker -> executor   Header, LoadProgress ..., WorkerInfo or WorkerFailed, then StepDone ...
+executor -> worker   Header (settings: WorkerSettings), then orders: StepPlan, CopyFromStaging, CopyToStaging
+worker -> executor   Header, LoadProgress ..., WorkerInfo or WorkerFailed, then one StepDone or StagingCopied
+                     for each order
+
+Staging memory is no part of it: the worker inherits its file descriptor, whose number is in the settings.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from ksana.devices.backend import WorkerInfo, WorkerSettings
-from ksana.messages.steps import StepDone, StepPlan
+from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerSettings
 from ksana.runtime.frames import Header, encode_frame
 
 FORMAT = "ksana.worker"
@@ -31,15 +33,15 @@ class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
 
 
-FromWorker = LoadProgress | WorkerInfo | WorkerFailed | StepDone
+FromWorker = LoadProgress | WorkerInfo | WorkerFailed | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 header_decoder = msgspec.msgpack.Decoder(Header)
-plan_decoder = msgspec.msgpack.Decoder(StepPlan)
+order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 from_worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode(message: Header | StepPlan | FromWorker) -> bytes:
+def encode(message: Header | Order | FromWorker) -> bytes:
     """One frame. Raises FrameError when it would be too long."""
     return encode_frame(_encoder.encode(message))
 

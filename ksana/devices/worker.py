@@ -1,6 +1,6 @@
 """The worker process: `python -m ksana.devices.worker FD PARENT_PID`, started by `ProcessBackend`.
 
-One blocking loop: read a plan, run it, answer. Plans sent ahead wait in the socket. It ends when the
+One blocking loop: read an order, do it, answer. Orders sent ahead wait in the socket. It ends when the
 socket does, and the kernel kills it when its parent dies in the middle of a step.
 """
 
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ksana.devices import wire
-from ksana.devices.backend import WorkerInfo, WorkerSettings
+from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerSettings
 from ksana.errors import ModelLoadError
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import StepDone, StepPlan
 from ksana.runtime.frames import FrameDecoder, Header
 
@@ -31,9 +32,13 @@ Progress = Callable[[int, int], None]
 
 
 class Runner(Protocol):
-    """What runs steps. An exception out of `run` ends the worker."""
+    """What runs steps. An exception out of it ends the worker."""
 
     def run(self, plan: StepPlan) -> StepDone: ...
+
+    def copy_staged(self, order: CopyFromStaging | CopyToStaging) -> StagingCopied:
+        """Copy between staging memory and pools."""
+        ...
 
 
 Build = Callable[[WorkerSettings, str, Progress], tuple[Runner, WorkerInfo]]
@@ -60,8 +65,15 @@ def serve(connection: socket.socket, build: Build) -> int:
     gc.collect()
     gc.freeze()
     for payload in payloads:
-        connection.sendall(wire.encode(runner.run(wire.plan_decoder.decode(payload))))
+        connection.sendall(wire.encode(carry_out(runner, wire.order_decoder.decode(payload))))
     return 0
+
+
+def carry_out(runner: Runner, order: Order) -> Answer:
+    """Do one order."""
+    if isinstance(order, StepPlan):
+        return runner.run(order)
+    return runner.copy_staged(order)
 
 
 def _payloads(connection: socket.socket) -> Iterator[bytes]:

@@ -46,6 +46,8 @@ class StoreFound(Message):
     found: tuple[bool, ...]
     seconds: float
     error: str | None = None
+    timed_out: bool = False
+    """The deadline came first."""
 
 
 class StoreFetch(Message):
@@ -64,6 +66,7 @@ class StoreFetched(Message):
     seconds: float
     error: str | None = None
     """The first thing that went wrong, for the log."""
+    timed_out: bool = False
 
 
 class StoreSave(Message):
@@ -81,3 +84,4 @@ class StoreSaved(Message):
     results: tuple[ItemResult, ...]
     seconds: float
     error: str | None = None
+    timed_out: bool = False

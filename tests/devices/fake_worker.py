@@ -9,8 +9,10 @@ import time
 
 from ksana.devices.backend import WorkerInfo, WorkerSettings
 from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens
+from ksana.devices.staging import StagingMemory
 from ksana.devices.worker import Progress, Runner, main
 from ksana.errors import ModelLoadError
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import StepDone, StepPlan
 
 MODE = os.environ.get("FAKE_WORKER", "")
@@ -28,6 +30,9 @@ class SlowRunner:
         time.sleep(self._step_s)
         return self._inner.run(plan)
 
+    def copy_staged(self, order: CopyFromStaging | CopyToStaging) -> StagingCopied:
+        return self._inner.copy_staged(order)
+
 
 def build(settings: WorkerSettings, fingerprint: str, progress: Progress) -> tuple[Runner, WorkerInfo]:
     if MODE == "slow_start":
@@ -44,6 +49,7 @@ def build(settings: WorkerSettings, fingerprint: str, progress: Progress) -> tup
         num_fa_blocks=settings.num_fa_blocks,
         num_swa_blocks=settings.num_swa_blocks,
         sliding_window=64 if settings.num_swa_blocks else None,
+        staging=None if settings.staging is None else StagingMemory.attach(settings.staging),
     )
     step_s = float(os.environ.get("FAKE_WORKER_STEP_S", "0"))
     return SlowRunner(worker, step_s), WorkerInfo(device=f"fake {fingerprint}")
