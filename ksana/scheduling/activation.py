@@ -8,7 +8,7 @@ from ksana.messages.base import Message, RequestId, StepId
 from ksana.messages.outputs import RequestEnded, RequestTokens, StepOutputs
 from ksana.messages.steps import StepPlan
 
-Said = tuple[Literal["executor", "block_allocator", "tokenizer"], Message]
+Said = tuple[Literal["executor", "block_allocator", "tokenizer", "remote_cache_loader"], Message]
 
 
 class Activation:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from ksana.errors import InvariantViolated
-from ksana.messages.blocks import BlocksGranted, BlocksPlanned, TableEdits
+from ksana.messages.blocks import BlocksGranted, BlocksPlanned, PoolUse, TableEdits
 from ksana.messages.outputs import Failed
 from ksana.messages.steps import NewRow, Row, StepPlan
 from ksana.scheduling.activation import Activation
 from ksana.scheduling.lifecycle import end, step_aside
 from ksana.scheduling.planner import PLANS_SKIPPED_WITHOUT_ROOM
+from ksana.scheduling.remote_loads import RETRY_HELD_AFTER_S, give_up_own, make_room
 from ksana.scheduling.request_state import RequestState
 from ksana.scheduling.settings import SchedulerSettings
 from ksana.scheduling.state import SchedulerState, StepInFlight
+
+NOBODY = -1
+"""Lower than every request id."""
 
 
 def take_answer(
@@ -36,9 +40,9 @@ def take_answer(
     # A step done or a request gone while the plan was open: the next plan may fare better, so that no
     # conclusion is drawn from what this one was refused.
     is_stale = plan.num_changes != state.num_changes
-    needs_room = _take_refusals(state, settings, answer, act)
-    if needs_room and not is_stale and not state.leaving and not state.releases:
-        _preempt(state)
+    in_need = _take_refusals(state, settings, answer, act)
+    if in_need is not None and not is_stale and not state.leaving and not state.releases:
+        _find_room(state, in_need, act)
     is_sent = _send_step(state, answer, act)
     if answer.refusals and not is_sent and not is_stale:
         _stall(state, settings, answer, act)
@@ -46,9 +50,9 @@ def take_answer(
 
 def _take_refusals(
     state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
-) -> bool:
-    """End what can never run. True when a running request found no room."""
-    needs_room = False
+) -> RequestState | None:
+    """End what can never run. Returns who is first to lack room: a running request before a waiting one."""
+    in_need: RequestState | None = None
     for refusal in answer.refusals:
         request = state.alive(refusal.request_id)
         if request is None:
@@ -57,21 +61,42 @@ def _take_refusals(
             if not request.num_in_flight:  # else the token on its way may end it in peace
                 end(state, request, _too_large(state, settings, request), act)
         elif refusal.reason == "no_room":
-            if request.phase == "running":
-                needs_room = True
-            elif request.phase == "waiting":
+            if request.phase == "waiting":
                 state.plans_to_skip = PLANS_SKIPPED_WITHOUT_ROOM
-    return needs_room
+                state.short_of_room = request.request_id
+            if request.phase in ("running", "waiting") and in_need is None:
+                in_need = request
+    return in_need
+
+
+def _find_room(state: SchedulerState, request: RequestState, act: Activation) -> None:
+    """Blocks of requests that do not run go first; only a running request takes another one's place."""
+    if request.phase == "waiting":
+        make_room(state, request.request_id, act)
+    elif not make_room(state, NOBODY, act):
+        _preempt(state)
 
 
 def _stall(
     state: SchedulerState, settings: SchedulerSettings, answer: BlocksPlanned, act: Activation
 ) -> None:
     """Nothing could be had: do not ask again before something gives way. If nothing can, end the first."""
+    if state.releases:
+        return
     state.stalled_at = state.num_changes
-    if not state.steps and not state.leaving and not state.releases:
-        request = state.requests[answer.refusals[0].request_id]
-        end(state, request, _too_large(state, settings, request), act)
+    if state.steps or state.leaving or state.loading:
+        return
+    request = state.requests[answer.refusals[0].request_id]
+    if give_up_own(state, request):
+        return
+    if _is_held(answer.fa_use) or _is_held(answer.swa_use):
+        state.retry_at_s = act.now_s + RETRY_HELD_AFTER_S
+        return
+    end(state, request, _too_large(state, settings, request), act)
+
+
+def _is_held(use: PoolUse | None) -> bool:
+    return use is not None and use.num_held > 0
 
 
 def _preempt(state: SchedulerState) -> None:
@@ -159,6 +184,7 @@ def _admit(state: SchedulerState, request: RequestState, grant: BlocksGranted, n
         request.first_scheduled_s = now_s
         state.counters.num_prompt_tokens += len(request.prompt_token_ids)
         state.counters.num_cached_tokens += grant.start
+        state.counters.num_remote_cached_tokens += min(grant.start, request.num_remote_tokens)
 
 
 def _new_row(request: RequestState) -> NewRow:

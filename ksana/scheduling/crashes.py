@@ -8,11 +8,13 @@ from ksana.messages.outputs import Failed
 from ksana.messages.steps import WorkerLost, WorkerReady
 from ksana.scheduling.activation import Activation
 from ksana.scheduling.lifecycle import end, forget_run, step_aside
+from ksana.scheduling.settings import SchedulerSettings
 from ksana.scheduling.state import SchedulerState
 
 
 def worker_lost(state: SchedulerState, message: WorkerLost, act: Activation) -> None:
-    """Everything running waits again, to be computed from its tokens; what was in flight is suspect.
+    """Everything running or loading waits again, to be computed from its tokens; what was in flight is
+    suspect.
 
     When the executor has given up, every request fails with a 503 instead.
     """
@@ -30,7 +32,9 @@ def worker_lost(state: SchedulerState, message: WorkerLost, act: Activation) -> 
     fail_all(state, Failed(status=503, message=state.refusal, code="worker_lost"), act)
 
 
-def worker_ready(state: SchedulerState, message: WorkerReady, act: Activation) -> None:
+def worker_ready(
+    state: SchedulerState, settings: SchedulerSettings, message: WorkerReady, act: Activation
+) -> None:
     """A worker with empty pools: the allocator empties its own, and planning begins."""
     if message.pool_epoch <= state.pool_epoch:
         state.counters.num_late_messages += 1
@@ -43,6 +47,8 @@ def worker_ready(state: SchedulerState, message: WorkerReady, act: Activation) -
     state.last_progress_s = act.now_s
     state.fa_use, state.swa_use = _emptied(state.fa_use), _emptied(state.swa_use)
     act.said.append(("block_allocator", ResetPools(pool_epoch=message.pool_epoch)))
+    if settings.max_remote_loads:
+        act.said.append(("remote_cache_loader", ResetPools(pool_epoch=message.pool_epoch)))
 
 
 def _emptied(use: PoolUse | None) -> PoolUse | None:
@@ -68,10 +74,12 @@ def _return_to_waiting(state: SchedulerState, reason: str, act: Activation) -> N
     state.steps = []
     state.num_changes += 1
     state.plans_to_skip = 0
+    state.short_of_room = state.retry_at_s = None
     state.updates, state.releases, state.drops, state.edits, state.copies = [], [], [], [], []
-    state.running, state.leaving = [], []
+    state.running, state.loading, state.leaving = [], [], []
     for request in list(state.requests.values()):
         forget_run(request)
+        request.load_not_before = 0  # what the local cache had is gone
         if request.phase == "ended":
             del state.requests[request.request_id]
         else:

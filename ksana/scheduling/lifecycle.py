@@ -6,6 +6,7 @@ from ksana.messages.blocks import UpdateRequestTokens
 from ksana.messages.outputs import Failed, Finished, Outcome, RequestEnded, RequestTiming, Usage
 from ksana.messages.requests import AddRequest
 from ksana.scheduling.activation import Activation
+from ksana.scheduling.remote_loads import cancel_load
 from ksana.scheduling.request_state import RequestState
 from ksana.scheduling.settings import SchedulerSettings
 from ksana.scheduling.state import SchedulerState, remove_sorted
@@ -66,7 +67,7 @@ def _refusal(state: SchedulerState, settings: SchedulerSettings, prompt_len: int
 
 def has_work(state: SchedulerState) -> bool:
     """Some request is not ended yet."""
-    return bool(state.waiting or state.running) or any(
+    return bool(state.waiting or state.running or state.loading) or any(
         state.requests[request_id].phase == "preempting" for request_id in state.leaving
     )
 
@@ -78,7 +79,8 @@ def end(
     act: Activation,
     num_output_tokens: int | None = None,
 ) -> None:
-    """Tell the producer that the request ended. Its blocks go back once no step or plan names it.
+    """Tell the producer that the request ended. Its blocks go back once no step, plan or load
+    names it.
 
     `num_output_tokens`: how many of its tokens count, when not all do.
     """
@@ -86,6 +88,7 @@ def end(
         num_output_tokens = len(request.output_token_ids)
     else:
         act.truncate(request.request_id, num_output_tokens)
+    cancel_load(request, act)
     _leave(state, request)
     request.phase = "ended"
     state.last_progress_s = act.now_s
@@ -110,9 +113,11 @@ def step_aside(state: SchedulerState, request: RequestState) -> None:
 def _leave(state: SchedulerState, request: RequestState) -> None:
     if request.phase == "waiting":
         remove_sorted(state.waiting, request.request_id)
+    elif request.phase == "loading":
+        remove_sorted(state.loading, request.request_id)
     elif request.phase == "running":
         remove_sorted(state.running, request.request_id)
-    if request.phase in ("waiting", "running"):
+    if request.phase in ("waiting", "loading", "running"):
         state.leaving.append(request.request_id)
 
 
@@ -130,11 +135,11 @@ def _count(state: SchedulerState, outcome: Outcome) -> None:
 
 
 def retire_leaving(state: SchedulerState, settings: SchedulerSettings) -> None:
-    """Release the blocks of those that left and that no step or plan names any more."""
+    """Release the blocks of those that left and that no step, plan or load names any more."""
     still_named = []
     for request_id in state.leaving:
         request = state.requests[request_id]
-        if request.num_in_flight or request.in_plan:
+        if request.num_in_flight or request.in_plan or request.is_loading:
             still_named.append(request_id)
             continue
         state.num_changes += 1
@@ -154,7 +159,11 @@ def retire_leaving(state: SchedulerState, settings: SchedulerSettings) -> None:
 
 
 def forget_run(request: RequestState) -> None:
-    """Nothing of it is on the worker or in the pools any more: it will be computed from its tokens."""
+    """Nothing of it is on the worker or in the pools any more: it will be computed from its tokens.
+
+    Not called while a load is open but for the loss of the worker, which makes loads void.
+    """
+    request.is_loading = request.is_load_cancelled = False
     request.in_plan = request.holds_blocks = request.on_worker = request.kv_is_suspect = False
     request.num_scheduled = request.num_computed = 0
     request.num_in_flight = request.num_samples_in_flight = 0

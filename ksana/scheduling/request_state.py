@@ -11,9 +11,10 @@ from ksana.messages.outputs import RequestTiming, Usage
 from ksana.messages.requests import SamplingParams
 from ksana.scheduling.stop_rules import StopRules
 
-Phase = Literal["waiting", "running", "preempting", "ended"]
-"""waiting: holds no blocks. running: holds blocks, has a row in most steps. preempting: gives its blocks
-back and waits again as soon as no step names it. ended: answered; kept until no step or plan names it."""
+Phase = Literal["waiting", "loading", "running", "preempting", "ended"]
+"""waiting: holds no blocks, unless a load left it some. loading: its prefix is being loaded. running: holds
+blocks, has a row in most steps. preempting: gives its blocks back and waits again as soon as no step names
+it. ended: answered; kept until no step, plan or load names it."""
 
 
 class RequestState(msgspec.Struct, kw_only=True):
@@ -54,6 +55,14 @@ class RequestState(msgspec.Struct, kw_only=True):
     num_reported_tokens: int = 0
     kv_is_suspect: bool = False
     """A row of it came back in error: what it computed since the last report must not become cache."""
+
+    is_loading: bool = False
+    """Its LoadPrefix is not answered yet."""
+    is_load_cancelled: bool = False
+    load_not_before: int = 0
+    """The state's num_changes at which its prefix may be loaded; see `remote_loads`."""
+    num_remote_tokens: int = 0
+    """What its last load brought from the store."""
 
     num_cached_tokens: int | None = None
     """Prefix hit of the first run; None before it."""

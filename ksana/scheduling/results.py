@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ksana.errors import InvariantViolated
 from ksana.messages.outputs import Failed
-from ksana.messages.steps import Row, RowResult, StepDone
+from ksana.messages.steps import Row, RowResult, StepDone, StepTimes
 from ksana.scheduling.activation import Activation
 from ksana.scheduling.lifecycle import end, report_computed
 from ksana.scheduling.request_state import RequestState
 from ksana.scheduling.settings import SchedulerSettings
 from ksana.scheduling.state import SchedulerState
+
+_MIN_PREFILL_TOKENS = 32
 
 
 def take_results(state: SchedulerState, settings: SchedulerSettings, done: StepDone, act: Activation) -> None:
@@ -32,6 +34,8 @@ def take_results(state: SchedulerState, settings: SchedulerSettings, done: StepD
     state.last_progress_s = act.now_s
     counters = state.counters
     counters.num_steps += 1
+    if settings.max_remote_loads:
+        _measure_prefill(state, step.rows, done.times)
     requests = state.requests
     for row, result in zip(step.rows, done.results, strict=True):
         request = requests[row.request_id]
@@ -51,6 +55,17 @@ def take_results(state: SchedulerState, settings: SchedulerSettings, done: StepD
             _take_token(state, request, result.token_ids[0], act)
         if request.phase == "running":
             report_computed(state, request, settings)
+
+
+def _measure_prefill(state: SchedulerState, rows: tuple[Row, ...], times: StepTimes) -> None:
+    """Tokens per second of steps that are mostly prefill and not tiny; each new one counts a quarter."""
+    num_tokens = sum([row.num_tokens for row in rows])
+    num_prefill = sum([row.num_tokens for row in rows if row.num_tokens > 1])
+    if num_tokens < _MIN_PREFILL_TOKENS or 4 * num_prefill < 3 * num_tokens or times.forward_ns <= 0:
+        return
+    speed = num_tokens * 1e9 / times.forward_ns
+    before = state.prefill_tokens_per_s
+    state.prefill_tokens_per_s = speed if not before else before + (speed - before) / 4
 
 
 def _take_token(state: SchedulerState, request: RequestState, token_id: int, act: Activation) -> None:

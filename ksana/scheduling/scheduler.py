@@ -11,6 +11,7 @@ from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
 from ksana.messages.blocks import BlocksPlanned
 from ksana.messages.outputs import Aborted, Failed, Finished
+from ksana.messages.remote import PrefixLoaded
 from ksana.messages.requests import Abort, AddRequest, Drain, StopStringFound
 from ksana.messages.steps import StepDone, WorkerLost, WorkerReady
 from ksana.scheduling.activation import Activation, Said
@@ -18,6 +19,7 @@ from ksana.scheduling.answers import take_answer
 from ksana.scheduling.crashes import fail_all, settle_trials, worker_lost, worker_ready
 from ksana.scheduling.lifecycle import add, end, has_work, retire_leaving
 from ksana.scheduling.planner import make_plan
+from ksana.scheduling.remote_loads import start_loads, take_loaded
 from ksana.scheduling.results import take_results
 from ksana.scheduling.settings import SchedulerSettings
 from ksana.scheduling.state import SchedulerState
@@ -28,12 +30,15 @@ class Scheduler:
     """The core of the scheduler actor: plain code, a deterministic function of its activations.
 
     Receives: AddRequest, Abort, StopStringFound (tokenizer); BlocksPlanned (block allocator); StepDone,
-    WorkerReady, WorkerLost (executor); Drain (engine); its timer at the earliest deadline.
+    WorkerReady, WorkerLost (executor); PrefixLoaded (remote-cache loader); Drain (engine); its timer at the
+    earliest deadline.
     Sends: PlanBlocks and ResetPools to the block allocator, StepPlan to the executor, at most one
-    StepOutputs per activation to the tokenizer.
+    StepOutputs per activation to the tokenizer; with a remote cache LoadPrefix, CancelLoad and ResetPools to
+    its loader.
     Owns: queues and request states; it alone ends a request, and each exactly once.
     Never: more than one PlanBlocks open; more than two steps in the executor (one without planning ahead);
-    blocks given back while a step or plan names their request; polling.
+    blocks given back while a step, plan or load names their request; polling, but while blocks held for
+    write-back are all that is in the way.
     If it fails: InvariantViolated comes out of `handle`. The state may be half changed, so the engine must
     not go on with this object.
 
@@ -56,6 +61,11 @@ class Scheduler:
             settle_trials(state)
         if state.leaving:
             retire_leaving(state, self.settings)
+        if state.retry_at_s is not None and state.retry_at_s <= now_s:
+            state.retry_at_s = None
+            state.num_changes += 1
+        if self.settings.max_remote_loads:
+            start_loads(state, self.settings, act)
         plan = make_plan(state, self.settings)
 
         said = act.said
@@ -67,15 +77,19 @@ class Scheduler:
         return said
 
     def next_timer_s(self) -> float | None:
-        """The earliest deadline."""
-        return self._state.next_deadline_s()
+        """The earliest deadline, or when to ask again for blocks that are held for write-back."""
+        deadline_s, retry_at_s = self._state.next_deadline_s(), self._state.retry_at_s
+        if deadline_s is None or retry_at_s is None:
+            return deadline_s if retry_at_s is None else retry_at_s
+        return min(deadline_s, retry_at_s)
 
     def status(self) -> SchedulerStatus:
         """Where things stand. Cheap: no loop over requests."""
         state = self._state
         return SchedulerStatus(
             num_running=len(state.running),
-            num_waiting=len(state.waiting),
+            num_waiting=len(state.waiting) + len(state.loading),
+            num_loading=len(state.loading),
             num_steps_in_flight=len(state.steps),
             has_work=has_work(state),
             last_progress_s=state.last_progress_s,
@@ -85,6 +99,9 @@ class Scheduler:
             draining=state.draining,
             num_suspects=sum(map(len, state.trials.groups)),
             counters=msgspec.structs.replace(state.counters),
+            num_loads=state.num_loads,
+            load_outcomes=dict(state.load_outcomes),
+            prefill_tokens_per_s=state.prefill_tokens_per_s,
             fa_use=state.fa_use,
             swa_use=state.swa_use,
             cache=state.cache,
@@ -114,7 +131,9 @@ class Scheduler:
         elif isinstance(message, WorkerLost):
             worker_lost(state, message, act)
         elif isinstance(message, WorkerReady):
-            worker_ready(state, message, act)
+            worker_ready(state, self.settings, message, act)
+        elif isinstance(message, PrefixLoaded):
+            take_loaded(state, message, act)
         elif isinstance(message, Drain):
             state.draining = True
             state.refusal = f"The request was ended because {message.reason}"

@@ -20,6 +20,11 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_new_per_plan: int = 16
     """Waiting requests asked for in one batch: bounds the size of a PlanBlocks message."""
 
+    max_remote_loads: int = 0
+    """Requests whose prefixes may be loaded at the same time, or that wait with loaded blocks. 0: there is no
+    remote cache."""
+    remote_load_timeout_s: float = 5.0
+
     @property
     def max_running(self) -> int:
         """Requests that may run. Never more than a step has tokens, so that every running decode has a

@@ -9,6 +9,7 @@ import msgspec
 
 from ksana.messages.base import PoolEpoch, RequestId, StepId
 from ksana.messages.blocks import BlockCopy, CacheCounters, PoolUse, TableEdits, UpdateRequestTokens
+from ksana.messages.remote import LoadOutcome
 from ksana.messages.steps import Row
 from ksana.scheduling.request_state import RequestState
 from ksana.scheduling.status import SchedulerCounters, WorkerState
@@ -30,11 +31,13 @@ class OpenPlan(msgspec.Struct):
 
 
 class SchedulerState(msgspec.Struct, kw_only=True):
-    """Invariants: `waiting` and `running` are sorted and hold exactly the requests of that phase; `leaving`
-    holds those that are preempting or ended. Ids are in the order of arrival, so the lowest goes first."""
+    """Invariants: `waiting`, `loading` and `running` are sorted and hold exactly the requests of that phase;
+    `leaving` holds those that are preempting or ended. Ids are in the order of arrival: the lowest goes
+    first."""
 
     requests: dict[RequestId, RequestState] = {}
     waiting: list[RequestId] = []
+    loading: list[RequestId] = []
     running: list[RequestId] = []
     leaving: list[RequestId] = []
     deadlines: list[tuple[float, RequestId]] = []
@@ -58,6 +61,15 @@ class SchedulerState(msgspec.Struct, kw_only=True):
     plans_to_skip: int = 0
     """A waiting request found no room: not asked for again in so many plans, unless blocks are released."""
 
+    prefill_tokens_per_s: float = 0.0
+    """Moving average over steps that are mostly prefill; 0 before the first."""
+    num_loads: int = 0
+    load_outcomes: dict[LoadOutcome, int] = {}
+    short_of_room: RequestId | None = None
+    """The waiting request that was last refused for lack of room; others are not loaded while it waits."""
+    retry_at_s: float | None = None
+    """Ask again then: all that is in the way is held for write-back."""
+
     updates: list[UpdateRequestTokens] = []
     releases: list[RequestId] = []
     drops: list[RequestId] = []
@@ -76,7 +88,21 @@ class SchedulerState(msgspec.Struct, kw_only=True):
         request = self.requests.get(request_id)
         return None if request is None or request.phase == "ended" else request
 
+    def num_open_loads(self) -> int:
+        """Loads that are not answered yet, of ended requests as well."""
+        return len(self.loading) + sum([self.requests[i].is_loading for i in self.leaving])
+
+    def has_cancelled_load(self) -> bool:
+        return any(self.requests[i].is_load_cancelled for i in self.loading)
+
+    def to_loading(self, request: RequestState) -> None:
+        remove_sorted(self.waiting, request.request_id)
+        request.phase = "loading"
+        insort(self.loading, request.request_id)
+
     def to_waiting(self, request: RequestState) -> None:
+        if request.phase == "loading":
+            remove_sorted(self.loading, request.request_id)
         request.phase = "waiting"
         insort(self.waiting, request.request_id)
 

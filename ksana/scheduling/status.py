@@ -8,6 +8,7 @@ import msgspec
 
 from ksana.messages.base import PoolEpoch, StepId
 from ksana.messages.blocks import CacheCounters, PoolUse
+from ksana.messages.remote import LoadOutcome
 
 WorkerState = Literal["starting", "ready", "restarting", "lost"]
 """lost: the executor has given up; requests are refused until a worker is ready again."""
@@ -29,6 +30,8 @@ class SchedulerCounters(msgspec.Struct, kw_only=True):
     """Of requests that began to run; counted once per request."""
     num_cached_tokens: int = 0
     """Of those, how many came from the prefix cache at the first run."""
+    num_remote_cached_tokens: int = 0
+    """Of those, how many a load had brought from the remote store."""
     num_computed_tokens: int = 0
     """Everything computed by steps done, decodes and recomputing included."""
     num_ignored_rows: int = 0
@@ -40,6 +43,8 @@ class SchedulerCounters(msgspec.Struct, kw_only=True):
 class SchedulerStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int
     num_waiting: int
+    """With those whose prefixes are being loaded."""
+    num_loading: int
     num_steps_in_flight: int
     has_work: bool
     """Some request is not ended yet."""
@@ -54,6 +59,11 @@ class SchedulerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Requests being tried alone or in groups after a crash of the worker."""
     counters: SchedulerCounters
     """A copy."""
+    num_loads: int
+    """Since start."""
+    load_outcomes: dict[LoadOutcome, int]
+    """Of loads that were answered in the epoch they began in."""
+    prefill_tokens_per_s: float
     fa_use: PoolUse | None
     swa_use: PoolUse | None
     cache: CacheCounters | None
