@@ -31,7 +31,8 @@ _CHECKED = struct.Struct("<4sHHQ")
 
 
 class DamagedValue(RemoteCacheError):
-    """The value itself is broken: it will never be good again and may be deleted."""
+    """The value is not what its key stands for and will never be: stores delete it, as they would report
+    it as present for ever. (The size too belongs to what a key stands for.)"""
 
 
 def check_limits(key: bytes, payload_bytes: int) -> None:
@@ -69,10 +70,15 @@ def checksum(key: bytes, payload: bytes | bytearray | memoryview) -> bytes:
     return whole.digest()
 
 
+def make_header(key: bytes, payload_bytes: int, checksum: bytes) -> bytes:
+    """The header of a payload with this checksum. Sizes above the limits are RemoteCacheError."""
+    check_limits(key, payload_bytes)
+    return _FIXED.pack(MAGIC, VERSION, len(key), payload_bytes, checksum) + key
+
+
 def seal(key: bytes, payload: bytes | bytearray | memoryview) -> bytes:
     """The header to put before `payload` (not copied). Sizes above the limits are RemoteCacheError."""
-    check_limits(key, len(payload))
-    return _FIXED.pack(MAGIC, VERSION, len(key), len(payload), checksum(key, payload)) + key
+    return make_header(key, len(payload), checksum(key, payload))
 
 
 def verify_header(key: bytes, payload_bytes: int, header: bytes | bytearray | memoryview) -> bytes:
@@ -91,7 +97,7 @@ def verify_header(key: bytes, payload_bytes: int, header: bytes | bytearray | me
     if key_bytes != len(key) or bytes(header[_FIXED.size :]) != key:
         raise DamagedValue("the value of another key")
     if size != payload_bytes:
-        raise RemoteCacheError(f"a value of {size} bytes where {payload_bytes} were expected")
+        raise DamagedValue(f"a value of {size} bytes where {payload_bytes} were expected")
     return bytes(expected)
 
 

@@ -1,9 +1,16 @@
-"""What every store can do."""
+"""What every store can do, and how one is opened from a URL."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from ksana.errors import ConfigError
+from ksana.stores.filesystem import FilesystemStore
+from ksana.stores.redis import RedisStore
+from ksana.stores.redis_address import RedisAddress
 
 
 class Store(Protocol):
@@ -34,3 +41,29 @@ class Store(Protocol):
     async def aclose(self) -> None:
         """Let go of connections. What is stored stays."""
         ...
+
+
+def open_store(url: str, *, max_bytes: int | None) -> Store:
+    """The store at `url`; ConfigError if it cannot be one. Nothing is connected yet.
+
+        file:///absolute/directory         made if it is not there
+        redis://[[user]:password@]host[:port][/db]
+        unix:///path/to/socket[?db=n]      Redis too; [[user]:password@] may stand before the path
+
+    `max_bytes` caps what a directory holds (None: no cap). Redis has its own `maxmemory`.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"the remote cache's URL cannot be read ({error})") from None
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise ConfigError("a directory as remote cache is written file:///absolute/path")
+        directory = unquote(parts.path)
+        if not directory.startswith("/") or "\0" in directory:
+            raise ConfigError("a directory as remote cache is written file:///absolute/path")
+        return FilesystemStore.open(directory, max_bytes=max_bytes)
+    if parts.scheme in ("redis", "unix"):
+        return RedisStore(RedisAddress.from_url(url))
+    scheme = parts.scheme if re.fullmatch(r"[a-z][a-z0-9+.-]{0,15}", parts.scheme) else ""
+    raise ConfigError(f"a remote cache is file:///... or redis://..., not {scheme or 'that'}")
