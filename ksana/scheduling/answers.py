@@ -54,6 +54,8 @@ def _take_refusals(
     """End what can never run. Returns who is first to lack room: a running request before a waiting one."""
     in_need: RequestState | None = None
     for refusal in answer.refusals:
+        if refusal.reason == "loading":
+            raise InvariantViolated(f"request {refusal.request_id} was planned while it is being loaded")
         request = state.alive(refusal.request_id)
         if request is None:
             continue
@@ -184,7 +186,6 @@ def _admit(state: SchedulerState, request: RequestState, grant: BlocksGranted, n
         request.first_scheduled_s = now_s
         state.counters.num_prompt_tokens += len(request.prompt_token_ids)
         state.counters.num_cached_tokens += grant.start
-        state.counters.num_remote_cached_tokens += min(grant.start, request.num_remote_tokens)
 
 
 def _new_row(request: RequestState) -> NewRow:

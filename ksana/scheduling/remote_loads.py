@@ -3,8 +3,8 @@
 A request near the head of the queue is *loading* from LoadPrefix until its one PrefixLoaded. It keeps its
 place, is not demanded meanwhile, and nobody waits for it. Afterwards it waits again; if it holds confirmed
 blocks it is a *holder*, and its next demand goes on from them. A load is tried once, and once more after a
-worker restart, which emptied the pools; a preempted request is not loaded again, as the local cache usually
-still has it. One that was refused for lack of room may be tried again some steps later.
+worker restart, which emptied the pools: after a preemption the local cache usually still has what was loaded.
+One that was refused for lack of room may be tried again some steps later.
 
 Why everything ends (no hold-and-wait). Only three kinds of requests have blocks: running ones, holders and
 loads. (1) A load ends in bounded time, whatever the store does: it has a deadline, and transfers write to
@@ -83,6 +83,8 @@ def _is_worth_it(state: SchedulerState, settings: SchedulerSettings, request: Re
         return False
     if request.num_tokens <= settings.block_size:
         return False  # no full block beside the token that must be computed
+    if request.request_id in state.releases:
+        return False  # preempted: the allocator has not heard of it yet
     return request.num_tokens >= _WORTH_COMPUTING_S * state.prefill_tokens_per_s
 
 
@@ -133,7 +135,6 @@ def take_loaded(state: SchedulerState, message: PrefixLoaded, act: Activation) -
     if request.phase == "ended":
         return
     state.to_waiting(request)
-    request.num_remote_tokens = message.num_remote_tokens
     if message.outcome == "no_room":
         request.load_not_before = state.num_changes + CHANGES_BEFORE_RETRY
     if was_cancelled and request.holds_blocks:  # it came before the cancellation did

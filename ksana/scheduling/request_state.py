@@ -61,8 +61,6 @@ class RequestState(msgspec.Struct, kw_only=True):
     is_load_cancelled: bool = False
     load_not_before: int = 0
     """The state's num_changes at which its prefix may be loaded; see `remote_loads`."""
-    num_remote_tokens: int = 0
-    """What its last load brought from the store."""
 
     num_cached_tokens: int | None = None
     """Prefix hit of the first run; None before it."""

@@ -30,8 +30,6 @@ class SchedulerCounters(msgspec.Struct, kw_only=True):
     """Of requests that began to run; counted once per request."""
     num_cached_tokens: int = 0
     """Of those, how many came from the prefix cache at the first run."""
-    num_remote_cached_tokens: int = 0
-    """Of those, how many a load had brought from the remote store."""
     num_computed_tokens: int = 0
     """Everything computed by steps done, decodes and recomputing included."""
     num_ignored_rows: int = 0

@@ -196,7 +196,7 @@ def test_a_request_is_loaded_first_and_demanded_afterwards() -> None:
     desk.answer()
     assert [(row.start, row.num_tokens) for row in desk.steps[-1].rows] == [(8, 4)]
     status = desk.scheduler.status()
-    assert status.counters.num_cached_tokens == status.counters.num_remote_cached_tokens == 8
+    assert status.counters.num_cached_tokens == 8
     assert status.load_outcomes == {"loaded": 1}
     assert desk.of(LoadPrefix) == [1]
 

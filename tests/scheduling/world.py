@@ -14,6 +14,7 @@ from ksana.cache.cache_config import CacheConfig
 from ksana.messages.base import Message, RequestId
 from ksana.messages.outputs import Finished, RequestEnded, StepOutputs
 from ksana.messages.requests import AddRequest, SamplingParams
+from ksana.messages.staging import CopyFromStaging
 from ksana.messages.steps import (
     NewRow,
     Row,
@@ -26,7 +27,9 @@ from ksana.messages.steps import (
 )
 from ksana.scheduling.scheduler import Scheduler
 from ksana.scheduling.settings import SchedulerSettings
+from tests.scheduling.fake_loader import FakeLoader
 
+ACTORS = ("scheduler", "block_allocator", "swa_cache_manager", "executor", "remote_cache_loader")
 EOS = 1
 BLOCK_SIZE = 4
 TIMES = StepTimes(prepare_ns=0, forward_ns=0, sample_ns=0)
@@ -143,9 +146,13 @@ class World:
         num_swa_blocks: int = 0,
         prefix_caching: bool = True,
         start: bool = True,
+        loader_seed: int | None = None,
         **settings: int | bool,
     ) -> None:
+        """With a `loader_seed` there is a remote cache; see `fake_loader`."""
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200, **settings}
+        if loader_seed is not None:
+            limits = {"max_remote_loads": 3, **limits}
         self.scheduler = Scheduler(
             SchedulerSettings(block_size=BLOCK_SIZE, sliding_window=window, **limits)  # type: ignore[arg-type]
         )
@@ -162,10 +169,12 @@ class World:
             from ksana.cache.swa_manager import SWACacheManager
 
             self.cores["swa_cache_manager"] = SWACacheManager(config)
+        self.loader: FakeLoader | None = None
+        if loader_seed is not None:
+            self.loader = FakeLoader(loader_seed, BLOCK_SIZE, config.window_blocks if window else 0)
+            self.cores["remote_cache_loader"] = self.loader
         self.now_s = 0.0
-        self.inboxes: dict[str, list[Message]] = {
-            name: [] for name in ("scheduler", "block_allocator", "swa_cache_manager", "executor")
-        }
+        self.inboxes: dict[str, list[Message]] = {name: [] for name in ACTORS}
         self.ends: dict[RequestId, int] = {}
         self.errors: dict[RequestId, str] = {}
         self.poison: Poison | None = None
@@ -242,7 +251,11 @@ class World:
             del inbox[: len(messages)]
             self.tell(*messages)
         elif name == "executor":
-            self._run_step(inbox.pop(0))
+            message = inbox.pop(0)
+            if isinstance(message, CopyFromStaging):
+                self._copy(message)
+            else:
+                self._run_step(message)
         else:
             for address, message in self.cores[name].handle(self.now_s, [inbox.pop(0)]):  # type: ignore[attr-defined]
                 self.inboxes[address].append(message)
@@ -259,6 +272,22 @@ class World:
             return
         self.inboxes["scheduler"].append(self.worker.run(plan, self.errors))
 
+    def _copy(self, message: CopyFromStaging) -> None:
+        assert self.worker is not None
+        assert self.loader is not None
+        if message.pool_epoch != self.epoch:
+            return
+        for block in message.blocks:
+            for offset, kv in enumerate(self.loader.slots.pop((message.copy_id, block.slot))):
+                self.worker.memory[block.pool][block.block_id, offset] = kv
+
+    def write_back_ends(self) -> bool:
+        """The store answers the oldest write-back. False when there is none."""
+        said = self.loader.release_hold() if self.loader is not None else []
+        for address, message in said:
+            self.inboxes[address].append(message)
+        return bool(said)
+
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
         timer = self.scheduler.next_timer_s()
@@ -268,14 +297,29 @@ class World:
     def step(self) -> bool:
         """One delivery: decisions before work, so that planning ahead happens. False when all is quiet."""
         return any(
-            self.deliver(name) for name in ("block_allocator", "swa_cache_manager", "scheduler", "executor")
+            self.deliver(name)
+            for name in (
+                "block_allocator",
+                "swa_cache_manager",
+                "remote_cache_loader",
+                "scheduler",
+                "executor",
+            )
         )
+
+    def _go_on_when_quiet(self) -> bool:
+        """Nothing is left to deliver: what can still happen by itself, write-backs and the near timer."""
+        timer_s = self.scheduler.next_timer_s()
+        if not self.write_back_ends() and (timer_s is None or timer_s > self.now_s + 1):
+            return False
+        self.advance(0.1)
+        return True
 
     def run(self, max_events: int = 20_000) -> None:
         """Until nothing is left to deliver."""
         for _ in range(max_events):
             self.now_s += 0.001
-            if not self.step():
+            if not self.step() and not self._go_on_when_quiet():
                 return
         raise AssertionError(f"no end after {max_events} events: {self.scheduler.status()}")
 
