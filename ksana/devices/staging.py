@@ -17,8 +17,8 @@ import msgspec
 from ksana.config import format_bytes
 from ksana.errors import ConfigError, InvariantViolated
 
-MIN_SLOTS = 2
-"""One for loading, one for writing back."""
+MIN_SLOTS = 4
+"""Two for loading, two for writing back: a block may have one of either pool."""
 MAX_SLOTS = 4096
 _ALIGNMENT = 64
 """Slots begin where vector loads like it."""

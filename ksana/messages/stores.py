@@ -85,3 +85,34 @@ class StoreSaved(Message):
     seconds: float
     error: str | None = None
     timed_out: bool = False
+
+
+class RemoteCacheStatus(Value):
+    """How the remote cache is doing: totals since start, and what is under way. For /metrics and logs."""
+
+    num_loads: tuple[tuple[str, int], ...] = ()
+    """How often each outcome of `messages.remote.LoadOutcome` came, those that came."""
+    num_loading: int = 0
+    """Loads under way."""
+    num_loaded_tokens: int = 0
+    """Tokens that did not have to be computed because they were loaded."""
+    num_loaded_blocks: int = 0
+    num_loaded_bytes: int = 0
+    num_missing_blocks: int = 0
+    """The store said it had them, and then did not."""
+    num_corrupt_blocks: int = 0
+    num_store_errors: int = 0
+    """Orders that the store answered with an error."""
+    num_store_timeouts: int = 0
+    """Orders that it did not answer in time."""
+    num_saved_blocks: int = 0
+    num_saved_bytes: int = 0
+    num_unsaved_blocks: int = 0
+    """Filled blocks that were not written back: too many waited, they were evicted, or the store failed."""
+    num_queued_blocks: int = 0
+    """Filled blocks that wait to be written back."""
+    num_late_answers: int = 0
+    """Answers to what nobody waited for any more."""
+    num_breaker_openings: int = 0
+    store_ok: bool = True
+    """Whether the store is used at the moment; if not, it is probed."""

@@ -1,0 +1,137 @@
+"""Orders to the store and their answers: what the loader learns of the store's health, speed and contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ksana.loading.activation import Activation
+from ksana.loading.breaker import BreakerSettings, CircuitBreaker
+from ksana.loading.known_keys import KnownKeys
+from ksana.loading.load import WantedBlock
+from ksana.loading.settings import LoaderSettings
+from ksana.loading.state import LoaderState, Operation
+from ksana.messages.stores import (
+    StoredBlock,
+    StoreFetch,
+    StoreFetched,
+    StoreFind,
+    StoreFound,
+    StoreSave,
+    StoreSaved,
+)
+
+StoreAnswer = StoreFound | StoreFetched | StoreSaved
+
+PROBE_KEY = b"ksana probe"
+PROBE_TIMEOUT_S = 1.0
+
+
+class StoreOrders:
+    """Gives orders, and takes answers before whoever gave the order sees them."""
+
+    def __init__(self, settings: LoaderSettings, state: LoaderState) -> None:
+        self._settings = settings
+        self._state = state
+        self._breaker = CircuitBreaker(BreakerSettings(probe_timeout_s=PROBE_TIMEOUT_S + 1.0), state.breaker)
+        self.known_keys = KnownKeys(state.known_keys, settings.max_known_keys)
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the store is used at the moment."""
+        return self._breaker.allows
+
+    def next_timer_s(self) -> float | None:
+        return self._breaker.next_timer_s()
+
+    def find(self, out: Activation, owner: int, keys: tuple[bytes, ...], deadline_s: float) -> None:
+        op_id = self._begin(Operation(kind="find", owner=owner, keys=keys))
+        deadline_s = min(deadline_s, out.now_s + self._settings.find_timeout_s)
+        out.store(StoreFind(op_id=op_id, keys=keys, deadline_s=deadline_s))
+
+    def fetch(
+        self, out: Activation, owner: int, wanted: Iterable[tuple[WantedBlock, int]], deadline_s: float
+    ) -> None:
+        """`wanted`: blocks and the slots they go to."""
+        pairs = tuple(wanted)
+        blocks = tuple(
+            StoredBlock(key=block.key, slot=slot, num_bytes=block.num_bytes) for block, slot in pairs
+        )
+        op_id = self._begin(
+            Operation(kind="fetch", owner=owner, blocks=blocks, wanted=tuple(block for block, _ in pairs))
+        )
+        deadline_s = min(deadline_s, out.now_s + self._settings.fetch_timeout_s)
+        out.store(StoreFetch(op_id=op_id, blocks=blocks, deadline_s=deadline_s))
+
+    def save(self, out: Activation, owner: int, blocks: tuple[StoredBlock, ...]) -> None:
+        op_id = self._begin(Operation(kind="save", owner=owner, blocks=blocks))
+        deadline_s = out.now_s + self._settings.save_timeout_s
+        out.store(StoreSave(op_id=op_id, blocks=blocks, deadline_s=deadline_s))
+
+    def probe_if_due(self, out: Activation) -> None:
+        if self._breaker.start_probe(out.now_s):
+            op_id = self._begin(Operation(kind="probe"))
+            deadline_s = out.now_s + PROBE_TIMEOUT_S
+            out.store(StoreFind(op_id=op_id, keys=(PROBE_KEY,), deadline_s=deadline_s))
+        self._state.breaker = self._breaker.state
+
+    def take(self, out: Activation, answer: StoreAnswer) -> Operation | None:
+        """The order that this answers, or None if there is none that anybody but us waits for."""
+        operation = self._state.operations.pop(answer.op_id, None)
+        if operation is None:
+            self._state.counters.num_late_answers += 1
+            return None
+        was_allowed = self.allowed
+        if operation.kind == "probe":
+            self._take_probe(out, answer)
+        else:
+            self._judge(out, answer)
+            self._learn(operation, answer)
+        if was_allowed and not self.allowed:
+            out.log("warning", f"the remote cache is not used until it answers again: {answer.error}")
+        self._state.breaker = self._breaker.state
+        return None if operation.kind == "probe" else operation
+
+    def _begin(self, operation: Operation) -> int:
+        op_id = self._state.new_id()
+        self._state.operations[op_id] = operation
+        return op_id
+
+    def _take_probe(self, out: Activation, answer: StoreAnswer) -> None:
+        if answer.error is not None:
+            self._breaker.probe_failed(out.now_s)
+        else:
+            self._breaker.probe_succeeded()
+            out.log("info", "the remote cache answers again and is used")
+
+    def _judge(self, out: Activation, answer: StoreAnswer) -> None:
+        counters = self._state.counters
+        failed = answer.error is not None
+        if not isinstance(answer, StoreFound):
+            num_corrupt = sum(result == "corrupt" for result in answer.results)
+            counters.num_corrupt_blocks += num_corrupt
+            counters.num_missing_blocks += sum(result == "missing" for result in answer.results)
+            failed = "failed" in answer.results
+            if num_corrupt:
+                out.log("warning", f"the remote cache gave {num_corrupt} damaged blocks: {answer.error}")
+        if answer.timed_out:
+            counters.num_store_timeouts += 1
+            self._breaker.timed_out(out.now_s)
+        elif failed:
+            counters.num_store_errors += 1
+            self._breaker.failed(out.now_s)
+        else:
+            self._breaker.succeeded()
+
+    def _learn(self, operation: Operation, answer: StoreAnswer) -> None:
+        if isinstance(answer, StoreFound):
+            if answer.error is None:
+                self._state.speed.found(answer.seconds)
+                found = zip(operation.keys, answer.found, strict=True)
+                self.known_keys.add(key for key, there in found if there)
+                missing = zip(operation.keys, answer.found, strict=True)
+                self.known_keys.discard(key for key, there in missing if not there)
+            return
+        results = list(zip(operation.blocks, answer.results, strict=True))
+        self.known_keys.discard(block.key for block, result in results if result in ("missing", "corrupt"))
+        if isinstance(answer, StoreSaved):
+            self.known_keys.add(block.key for block, result in results if result == "ok")
