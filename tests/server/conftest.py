@@ -11,8 +11,8 @@ import pytest
 from tests.models_for_tests import tiny_llama_dir
 from tests.server.process import ServerProcess
 
-TINY_FLAGS = ("--port", "0", "--kv-cache-memory", "4MiB", "--num-threads", "1")
-"""Room for 5,456 tokens of the tiny model, 2,048 of them in one request."""
+TINY_FLAGS = ("--port", "0", "--kv-cache-memory", "2MiB", "--num-threads", "1")
+"""Room for 2,720 tokens of the tiny model, 2,048 of them in one request."""
 
 KEY = "open-sesame"
 

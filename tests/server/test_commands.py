@@ -49,7 +49,7 @@ def test_the_start_block(server: ServerProcess) -> None:
     for name in ("model", "computing", "KV pool", "limits", "sampling", "address", "try", "or"):
         assert re.search(rf"^  {name} +\S", block, re.MULTILINE), name
     assert "float32" in block
-    assert "4.00 MiB: 341 blocks of 16 tokens (room for 5456 tokens)" in block
+    assert "1.99 MiB: 170 blocks of 16 tokens (room for 2720 tokens)" in block
     assert "2048 tokens per request, 64 requests and 512 tokens per step, 256 more may wait" in block
     assert "no API key" in block
     assert "100%" in server.log[: server.log.index("\nKsana ")]
@@ -151,7 +151,7 @@ def test_chat_without_a_server() -> None:
 
 
 def test_check_says_what_serve_does(server: ServerProcess, tiny_model: Path) -> None:
-    done = ksana("check", str(tiny_model), "--kv-cache-memory", "4MiB")
+    done = ksana("check", str(tiny_model), "--kv-cache-memory", "2MiB")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^  fits +yes$", done.stdout, re.MULTILINE)
     pool = re.search(r"^  KV pool +(.*)$", done.stdout, re.MULTILINE)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import socket
 import struct
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import trio
 
+from tests.models_for_tests import tiny_gemma3_dir
+from tests.server.conftest import Serve
 from tests.server.process import PATIENCE_S, ServerProcess, eventually, post
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -129,6 +134,52 @@ class Crowd:
 
 
 async def test_500_requests_of_which_many_leave(server: ServerProcess) -> None:
+    await survives_500_requests(server)
+
+
+@pytest.mark.slow
+async def test_500_requests_with_sliding_windows(serve: Serve, tmp_path: Path) -> None:
+    """And with steps that are not planned ahead, in blocks of another size."""
+    model = str(tiny_gemma3_dir(tmp_path))
+    flags = ("--kv-cache-memory", "1MiB", "--max-model-len", "1024", "--block-size", "8")
+    await survives_500_requests(serve(*flags, "--max-num-batched-tokens", "100", model=model))
+    await survives_500_requests(serve(*flags, "--no-plan-ahead", "--swa-eviction", "lru", model=model))
+
+
+@pytest.mark.slow
+async def test_500_requests_while_workers_die(serve: Serve) -> None:
+    """Killed twice and frozen once: nobody who stays hears anything but the whole right answer."""
+    server = serve("--stall-timeout", "5")
+    await trio.to_thread.run_sync(lambda: server.url)
+
+    def hurt() -> None:
+        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
+            before = server.metrics()
+            eventually(lambda: server.metrics()["steps_total"] > before["steps_total"] + 50)  # noqa: B023
+            os.kill(server.the_worker(), number)
+            restarts = before["worker_restarts_total"]
+            eventually(lambda: server.metrics()["worker_restarts_total"] > restarts)  # noqa: B023
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, hurt)
+        crowd = Crowd(server)
+        with trio.fail_after(4 * PATIENCE_S):
+            await crowd.run(500)
+    assert set(crowd.endings) <= {"streamed", "answered", "left", "refused with 429"}
+    assert all(len(texts) == 1 for texts in crowd.said.values())
+    undisturbed = Crowd(server)
+    with trio.fail_after(4 * PATIENCE_S):
+        await undisturbed.run(500)
+    both = crowd.said.keys() & undisturbed.said.keys()
+    assert len(both) > 10
+    assert all(crowd.said[asked] == undisturbed.said[asked] for asked in both)
+    after = await trio.to_thread.run_sync(server.wait_until_idle)
+    assert after["worker_restarts_total"] >= 3
+    assert after["core_crashes_total"] == 0
+    assert "Traceback" not in server.log
+
+
+async def survives_500_requests(server: ServerProcess) -> None:
     before = await trio.to_thread.run_sync(completion, server, "the king", 30)
     crowd = Crowd(server)
     with trio.fail_after(4 * PATIENCE_S):

@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.server.conftest import KEY
+from tests.models_for_tests import smollm2_gguf
+from tests.server.conftest import KEY, Serve
 from tests.server.process import ServerProcess
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three rivers."}]
@@ -171,3 +172,25 @@ def test_api_keys(strict: ServerProcess) -> None:
             client.chat.completions.create(model=strict.model, messages=MESSAGES)
     with strict.openai(KEY) as client:
         client.chat.completions.create(model=strict.model, messages=MESSAGES, max_tokens=2)
+
+
+@pytest.mark.slow
+def test_the_demo_model(serve: Serve) -> None:
+    flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "2048")
+    server = serve(*flags, "--served-model-name", "smol", model=str(smollm2_gguf()))
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 120}
+    with server.openai() as client, server.http() as http:
+        whole = client.chat.completions.create(model="smol", messages=MESSAGES, **options)
+        (choice,) = whole.choices
+        assert "River" in (choice.message.content or "")
+        text, reasons, (usage,) = streamed(client, "smol", stream_options={"include_usage": True}, **options)
+        assert (text, reasons) == (choice.message.content, [choice.finish_reason])
+        assert whole.usage is not None
+        assert usage.completion_tokens == whole.usage.completion_tokens
+        ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+        assert usage.prompt_tokens == whole.usage.prompt_tokens == len(ids)
+        # The chat template by hand is the same prompt.
+        prompt = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+        answer = client.completions.create(model="smol", prompt=ids, **options)
+        assert answer.choices[0].text == choice.message.content
+        assert MESSAGES[0]["content"] in prompt
