@@ -1,8 +1,10 @@
 """The block allocator's shell.
 
-Receives  `PlanBlocks` and `ResetPools` from the scheduler; answers of the SWA cache manager.
-Sends     `BlocksPlanned` to the scheduler; one batch per step to the SWA cache manager.
-Owns      the FA pool, the prefix tree, the block tables of all requests.
+Receives  `PlanBlocks` and `ResetPools` from the scheduler; answers of the SWA cache manager; the calls of
+          `ksana.messages.remote` from the remote-cache loader.
+Sends     `BlocksPlanned` to the scheduler; one batch per step, and what the calls need, to the SWA cache
+          manager; answers and `BlocksFilled` to the remote-cache loader.
+Owns      the FA pool, the prefix tree, the block tables of all requests, loading ones included.
 Never     knows text, sampling or time; touches KV bytes; waits for anybody but the SWA cache manager.
 If it fails  the generation ends: see `ksana.runtime.supervisor`.
 """
@@ -15,8 +17,16 @@ from ksana.runtime.mailbox import Mailbox
 
 
 async def run_block_allocator(
-    core: Core, mailbox: Mailbox[Message], *, scheduler: Post, swa_cache_manager: Post, tap: Tap | None = None
+    core: Core,
+    mailbox: Mailbox[Message],
+    *,
+    scheduler: Post,
+    swa_cache_manager: Post,
+    remote_cache_loader: Post | None = None,
+    tap: Tap | None = None,
 ) -> None:
     """Run `ksana.cache.block_allocator.BlockAllocator` until its mailbox is closed."""
     post: dict[Address, Post] = {"scheduler": scheduler, "swa_cache_manager": swa_cache_manager}
+    if remote_cache_loader is not None:
+        post["remote_cache_loader"] = remote_cache_loader
     await run_actor("block_allocator", core, mailbox, post, tap)

@@ -19,16 +19,20 @@ class BlockAllocatorGroupInterface(Protocol):
     def num_free(self) -> int: ...
     @property
     def num_cached(self) -> int: ...
-    def allocate(self, num_blocks: int) -> list[int]: ...
+    def allocate(self, num_blocks: int, *, held: bool = False) -> list[int]: ...
     def share(self, block_id: int) -> None: ...
     def release(self, block_ids: Iterable[int], until_step: StepId) -> list[int]: ...
     def step_done(self, step_id: StepId) -> list[int]: ...
+    def hold(self, block_id: int) -> None: ...
+    def unhold(self, block_ids: Iterable[int]) -> list[int]: ...
+    def take_over(self, block_id: int) -> None: ...
     def keep(self, block_id: int) -> None: ...
     def discard(self, block_id: int) -> None: ...
     def is_cached(self, block_id: int) -> bool: ...
     def generation(self, block_id: int) -> int: ...
     def reference_count(self, block_id: int) -> int: ...
     def owner_count(self, block_id: int) -> int: ...
+    def holder_count(self, block_id: int) -> int: ...
     def use(self) -> PoolUse: ...
     def check_sums(self) -> None: ...
     def check(self) -> None: ...
@@ -38,11 +42,13 @@ class BlockAllocatorGroupInterface(Protocol):
 class BlockPool:
     """Ids 0 .. num_blocks-1, each with a generation that grows whenever the id is given out anew.
 
-    A block has owners (requests that run), leavers (releases that wait for a step in flight) and may be
-    kept (the prefix tree or the SWA entries hold its content). It is in exactly one state:
+    A block has owners (requests that run), holders (remote loads, transfers, write-backs), leavers (releases
+    that wait for a step in flight) and may be kept (the prefix tree or the SWA entries hold its content).
+    It is in exactly one state:
       referenced  owners > 0
-      deferred    no owner, leavers > 0
-      cached      no owner, no leaver, kept: can be evicted
+      held        no owner, holders > 0
+      deferred    neither, leavers > 0
+      cached      none of these, kept: can be evicted
       free        none of these, and on the free list
     Free blocks are given out last in, first out, starting with 0, 1, 2, ...: equal calls give equal ids.
     Cost: O(1) per block for every operation; `check` is O(num_blocks).
@@ -54,10 +60,12 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._generations = [0] * num_blocks
         self._owners = [0] * num_blocks
+        self._holders = [0] * num_blocks
         self._leavers = [0] * num_blocks
         self._kept = [False] * num_blocks
         self._waiting: dict[StepId, list[int]] = {}
         self._num_referenced = 0
+        self._num_held = 0
         self._num_deferred = 0
         self._num_cached = 0
 
@@ -83,36 +91,79 @@ class BlockPool:
     def owner_count(self, block_id: int) -> int:
         return self._owners[block_id]
 
+    def holder_count(self, block_id: int) -> int:
+        return self._holders[block_id]
+
     def reference_count(self, block_id: int) -> int:
-        """Owners, and releases that wait for a step in flight."""
-        return self._owners[block_id] + self._leavers[block_id]
+        """Owners, holders, and releases that wait for a step in flight."""
+        return self._owners[block_id] + self._holders[block_id] + self._leavers[block_id]
 
     def is_cached(self, block_id: int) -> bool:
         """Whether the block could be evicted now."""
-        return self._kept[block_id] and not self._owners[block_id] and not self._leavers[block_id]
+        return self._kept[block_id] and self._is_idle(block_id)
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Take free blocks, with one owner each. The caller has made sure that there are enough."""
+    def _is_idle(self, block_id: int) -> bool:
+        return not (self._owners[block_id] or self._leavers[block_id] or self._holders[block_id])
+
+    def allocate(self, num_blocks: int, *, held: bool = False) -> list[int]:
+        """Take free blocks, with one owner each, or with one holder. The caller has made sure that there
+        are enough."""
         if num_blocks > len(self._free):
             raise InvariantViolated(f"{num_blocks} blocks asked of a pool with {len(self._free)} free ones")
         taken = [self._free.pop() for _ in range(num_blocks)]
+        counts = self._holders if held else self._owners
         for block_id in taken:
             self._generations[block_id] += 1
-            self._owners[block_id] = 1
-        self._num_referenced += num_blocks
+            counts[block_id] = 1
+        if held:
+            self._num_held += num_blocks
+        else:
+            self._num_referenced += num_blocks
         return taken
 
     def share(self, block_id: int) -> None:
         """Add an owner to a block that is not free."""
         if self._owners[block_id] == 0:
-            if self._leavers[block_id]:
-                self._num_deferred -= 1
-            elif self._kept[block_id]:
-                self._num_cached -= 1
+            if self._holders[block_id]:
+                self._num_held -= 1
             else:
-                raise InvariantViolated(f"block {block_id} is shared while free")
+                self._wake(block_id)
             self._num_referenced += 1
         self._owners[block_id] += 1
+
+    def hold(self, block_id: int) -> None:
+        """Add a holder to a block that is not free: it is not evicted until `unhold`."""
+        if not self._owners[block_id] and not self._holders[block_id]:
+            self._wake(block_id)
+            self._num_held += 1
+        self._holders[block_id] += 1
+
+    def _wake(self, block_id: int) -> None:
+        """Somebody will count on a block that is only deferred or cached."""
+        if self._leavers[block_id]:
+            self._num_deferred -= 1
+        elif self._kept[block_id]:
+            self._num_cached -= 1
+        else:
+            raise InvariantViolated(f"block {block_id} is counted on while free")
+
+    def unhold(self, block_ids: Iterable[int]) -> list[int]:
+        """Drop a holder of each. Returns the blocks that became cached by this call, in the order given."""
+        cached: list[int] = []
+        for block_id in block_ids:
+            holders = self._holders[block_id] - 1
+            if holders < 0:
+                raise InvariantViolated(f"block {block_id} is let go without a holder")
+            self._holders[block_id] = holders
+            if holders == 0 and not self._owners[block_id]:
+                self._num_held -= 1
+                self._leave(block_id, cached)
+        return cached
+
+    def take_over(self, block_id: int) -> None:
+        """A holder becomes an owner."""
+        self.share(block_id)
+        self.unhold((block_id,))
 
     def release(self, block_ids: Iterable[int], until_step: StepId) -> list[int]:
         """Drop an owner of each block. What nobody counts on becomes cached (if kept) or free, but only
@@ -132,10 +183,10 @@ class BlockPool:
                 self._waiting.setdefault(until_step, []).append(block_id)
             if owners == 0:
                 self._num_referenced -= 1
-                if self._leavers[block_id]:
-                    self._num_deferred += 1
+                if self._holders[block_id]:
+                    self._num_held += 1
                 else:
-                    self._settle(block_id, cached)
+                    self._leave(block_id, cached)
         return cached
 
     def step_done(self, step_id: StepId) -> list[int]:
@@ -149,10 +200,17 @@ class BlockPool:
         for step in sorted(step for step in self._waiting if step <= step_id):
             for block_id in self._waiting.pop(step):
                 self._leavers[block_id] -= 1
-                if not self._leavers[block_id] and not self._owners[block_id]:
+                if self._is_idle(block_id):
                     self._num_deferred -= 1
                     self._settle(block_id, cached)
         return cached
+
+    def _leave(self, block_id: int, cached: list[int]) -> None:
+        """Nobody owns or holds it any more."""
+        if self._leavers[block_id]:
+            self._num_deferred += 1
+        else:
+            self._settle(block_id, cached)
 
     def _settle(self, block_id: int, cached: list[int]) -> None:
         if self._kept[block_id]:
@@ -162,9 +220,10 @@ class BlockPool:
             self._free.append(block_id)
 
     def keep(self, block_id: int) -> None:
-        """The content of an owned block is worth keeping: it becomes cached, not free, when released."""
-        if self._kept[block_id] or not self._owners[block_id]:
-            raise InvariantViolated(f"block {block_id} is kept twice or without an owner")
+        """The content of a block that is counted on is worth keeping: it becomes cached, not free, when
+        released."""
+        if self._kept[block_id] or not (self._owners[block_id] or self._holders[block_id]):
+            raise InvariantViolated(f"block {block_id} is kept twice or by nobody")
         self._kept[block_id] = True
 
     def discard(self, block_id: int) -> None:
@@ -182,12 +241,13 @@ class BlockPool:
             num_cached=self._num_cached,
             num_referenced=self._num_referenced,
             num_deferred=self._num_deferred,
+            num_held=self._num_held,
         )
 
     def check_sums(self) -> None:
         """O(1): the states add up to the pool."""
         total = len(self._free) + self._num_cached + self._num_referenced + self._num_deferred
-        if total != self.num_blocks:
+        if total + self._num_held != self.num_blocks:
             raise InvariantViolated(f"pool does not add up to {self.num_blocks}: {self.use()}")
 
     def check(self) -> None:
@@ -199,7 +259,9 @@ class BlockPool:
                 counted[block_id] += 1
         free = set(self._free)
         blocks = range(self.num_blocks)
-        idle = {b for b in blocks if not self._owners[b] and not self._leavers[b]}
+        idle = set(filter(self._is_idle, blocks))
+        held = {b for b in blocks if self._holders[b] and not self._owners[b]}
+        counts = (*self._owners, *self._holders, *self._leavers, 0)
         facts: Sequence[tuple[str, bool]] = (
             ("leavers are those that wait", counted == self._leavers),
             ("waiting steps are in flight", all(step > self.done_step_id for step in self._waiting)),
@@ -207,7 +269,8 @@ class BlockPool:
             ("free is idle and not kept", free == {b for b in idle if not self._kept[b]}),
             ("cached", self._num_cached == sum(self._kept[b] for b in idle)),
             ("referenced", self._num_referenced == sum(self._owners[b] > 0 for b in blocks)),
-            ("no negative counts", min(self._owners, default=0) >= 0 and min(self._leavers, default=0) >= 0),
+            ("held", self._num_held == len(held)),
+            ("no negative counts", min(counts) >= 0),
         )
         for name, holds in facts:
             if not holds:
@@ -220,6 +283,7 @@ class BlockPool:
             "free": list(self._free),
             "generations": list(self._generations),
             "owners": list(self._owners),
+            "holders": list(self._holders),
             "leavers": list(self._leavers),
             "kept": list(self._kept),
             "waiting": {step: list(blocks) for step, blocks in self._waiting.items()},

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-SwaEviction = Literal["lfu", "lru"]
+SwaEviction = Literal["lfu", "lru", "lfu-aged"]
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -26,6 +26,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     swa_eviction: SwaEviction = "lfu"
     plan_ahead: bool = True
     """Whether a step may be planned while one runs: a prefill then needs room for two chunks."""
+    write_back: bool = False
+    """Whether blocks that were computed are offered to a remote store (`BlocksFilled`)."""
+    chain_identity: bytes = b""
+    """What the KV depends on besides tokens and salt: the identity that chain keys start from."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.num_fa_blocks < 1:
@@ -45,6 +49,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_blocks_for(self, num_tokens: int) -> int:
         """FA blocks of a request whose first `num_tokens` are computed: always room for one more token."""
         return num_tokens // self.block_size + 1
+
+    def num_swa_peak(self, num_blocks: int, chunk_tokens: int) -> int:
+        """SWA blocks that computing `num_blocks` needs at once: one window, one block, and the chunks that
+        run or are planned. Never more than the pool, which start-up has found large enough for one."""
+        num_chunks = 2 if self.plan_ahead else 1
+        num_peak = self.window_blocks + num_chunks * ceil_div(chunk_tokens, self.block_size) + 1
+        return min(num_blocks, num_peak, self.num_swa_blocks)
 
     def first_window_block(self, num_tokens: int) -> int:
         """First block that the next token after `num_tokens` may read in the sliding layers."""

@@ -1,4 +1,4 @@
-"""What the block allocator knows of one running request."""
+"""What the block allocator knows of one request that has blocks."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ class CachedRequest(msgspec.Struct, kw_only=True):
     num_reserved_blocks: int = 0
     """FA blocks set aside by admission: the table may grow up to here before others are admitted."""
     num_reserved_tokens: int = 0
+    is_confirmed: bool = False
+    """It got its blocks from a remote load and does not run yet: num_computed is where it will start."""
+    num_remote_tokens: int = 0
+    """Leading tokens that need no computing only because of that load."""
+    chain_key: bytes = b""
+    """The chain key of block num_chained - 1 (of the root if 0); only if blocks are written back."""
+    num_chained: int = -1
     swa_first: int = 0
     """First block with a place in the SWA table."""
     swa_end: int = 0

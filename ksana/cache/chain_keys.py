@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 KEY_BYTES = 32
 
@@ -57,8 +57,9 @@ def chain_keys(
     return keys[first_block - start :]
 
 
-def little_endian_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as keys see them, whatever the byte order of this machine."""
+def little_endian_bytes(token_ids: Iterable[int] | bytes) -> bytes:
+    """Token ids (or their bytes, as `prefix_tree.token_bytes` gives them) as keys see them, whatever the
+    byte order of this machine."""
     tokens = array("i", token_ids)
     if sys.byteorder == "big":
         tokens.byteswap()

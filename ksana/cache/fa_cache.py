@@ -11,6 +11,8 @@ import msgspec
 from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool
 from ksana.cache.cache_config import CacheConfig, ceil_div
 from ksana.cache.cached_request import CachedRequest
+from ksana.cache.chain_keys import block_key, little_endian_bytes, root_key
+from ksana.cache.loading_request import LoadingRequest
 from ksana.cache.prefix_tree import TOKEN_BYTES, Parent, PrefixTree, token_bytes
 from ksana.errors import InvariantViolated
 from ksana.messages.base import RequestId, StepId
@@ -21,9 +23,10 @@ from ksana.messages.blocks import (
     NewRequestBlocks,
     UpdateRequestTokens,
 )
+from ksana.messages.remote import FilledBlock
 from ksana.messages.swa import FaBlock
 
-Reason = Literal["no_room", "budget", "behind", "never"]
+Reason = Literal["no_room", "budget", "behind", "never", "loading"]
 
 
 class CacheTotals(msgspec.Struct):
@@ -32,6 +35,7 @@ class CacheTotals(msgspec.Struct):
     num_queried_tokens: int = 0
     num_fa_hit_tokens: int = 0
     num_hit_tokens: int = 0
+    num_remote_hit_tokens: int = 0
     num_fa_evictions: int = 0
     num_swa_evictions: int = 0
 
@@ -49,12 +53,15 @@ class Taken(msgspec.Struct):
     num_tokens: int
     first_index: int
     """Table places from here on are new to the request: matched blocks, then fresh ones."""
+    num_before: int
+    """Length of the table before: what a refusal leaves."""
 
 
 class FaCache:
     """Requests and FA blocks.
 
-    Invariants: every block in a table is referenced; `num_set_aside` is the sum over the requests.
+    Invariants: every block in a table is referenced; `num_set_aside` is the sum over requests and loads; each
+    load and each hold is a holder of its blocks, and of nothing else.
     Cost: about 1 µs per matched block, O(log n) per evicted one; a decode that needs no block is O(1).
     """
 
@@ -64,8 +71,14 @@ class FaCache:
         self.pool: BlockAllocatorGroupInterface = BlockPool(config.num_fa_blocks)
         self.tree = PrefixTree(self.pool, config.block_size)
         self.requests: dict[RequestId, CachedRequest] = {}
+        self.loads: dict[RequestId, LoadingRequest] = {}
+        """See `remote_loading`. No request is in both."""
+        self.holds: dict[int, list[int]] = {}
+        """By hold id: blocks that are written back, and all that stand before them. See `held_blocks`."""
         self.num_set_aside = 0
-        """Blocks that admission promised to running requests and that they have not taken yet."""
+        """Blocks that admission promised to requests, loading ones included, and that they have not taken."""
+        self.filled: list[FilledBlock] = []
+        """Joined the tree by being computed since the last `take_filled`; only with `write_back`."""
         self.evicted: list[FaBlock] = []
         """Since the last `take_evicted`."""
 
@@ -82,7 +95,7 @@ class FaCache:
 
         Returns the request, the indices of the newly full blocks, and table edits caused by merges.
         """
-        request = self._running(update.request_id)
+        request = self._running(update.request_id, is_confirmed=False)
         request.tokens += token_bytes(update.token_ids)
         before, now = request.num_computed, update.num_computed_tokens
         if not before <= now <= min(request.num_planned, request.num_tokens):
@@ -114,31 +127,51 @@ class FaCache:
         equal = self.tree.find(parent, key)
         if equal is None:
             self.tree.insert(parent, key, own)
+            if self.config.write_back:
+                self._offer(request, index)
             return None
         self.pool.share(equal)
         request.fa_block_ids[index] = equal
         self.pool.release((own,), request.last_step_id)
         return BlockTableEdit(index=index, block_id=equal)
 
+    def _offer(self, request: CachedRequest, index: int) -> None:
+        """Remember a block for the remote store. Chain keys go on from the last one that was needed."""
+        if request.num_chained < 0:
+            request.chain_key = root_key(self.config.chain_identity, request.cache_salt)
+            request.num_chained = 0
+        size = self.config.block_size * TOKEN_BYTES
+        for end in range((request.num_chained + 1) * size, (index + 1) * size + 1, size):
+            tokens = little_endian_bytes(bytes(request.tokens[end - size : end]))
+            request.chain_key = block_key(request.chain_key, tokens)
+        request.num_chained = index + 1
+        block = self.fa_block(request.fa_block_ids[index])
+        self.filled.append(FilledBlock(block=block, chain_key=request.chain_key, index=index))
+
     def release_request(self, request_id: RequestId) -> CachedRequest:
-        """The request ended or was preempted: its full blocks stay as cache, the rest becomes free."""
+        """The request ended, was preempted, or gives up what a load has brought: its full blocks stay as
+        cache, the rest becomes free."""
         request = self._running(request_id)
         del self.requests[request_id]
         self.num_set_aside -= request.num_set_aside
         self.tree.touch(self.pool.release(reversed(request.fa_block_ids), request.last_step_id))
         return request
 
-    def _running(self, request_id: RequestId) -> CachedRequest:
+    def _running(self, request_id: RequestId, *, is_confirmed: bool | None = None) -> CachedRequest:
         request = self.requests.get(request_id)
-        if request is None:
-            raise InvariantViolated(f"request {request_id} has no blocks, but is spoken of as running")
+        if request is None or is_confirmed not in (None, request.is_confirmed):
+            raise InvariantViolated(f"request {request_id} does not run, but is spoken of as if it did")
         return request
+
+    def fa_block(self, block_id: int) -> FaBlock:
+        """The present life of a block."""
+        return FaBlock(fa_block_id=block_id, generation=self.pool.generation(block_id))
 
     # What the next step needs
 
     def take_for_running(self, demand: AllocateRequestBlocks, budget: int) -> Taken | Reason:
         """Blocks for the next tokens of a running request, or why not. A refusal changes nothing."""
-        request = self._running(demand.request_id)
+        request = self._running(demand.request_id, is_confirmed=False)
         start = demand.num_computed_tokens
         if demand.num_tokens < 1 or not request.num_computed <= start <= request.num_planned:
             raise InvariantViolated(
@@ -156,7 +189,7 @@ class FaCache:
             if num_total - first_index > self.pool.num_free + self.pool.num_cached:
                 return "no_room"
             self._grow(request, num_total - first_index)
-        return Taken(request, demand, False, start, num_tokens, first_index)
+        return Taken(request, demand, False, start, num_tokens, first_index, first_index)
 
     def take_for_new(
         self, demand: AllocateRequestBlocks, new: NewRequestBlocks, budget: int
@@ -201,17 +234,39 @@ class FaCache:
         self.requests[request.request_id] = request
         self.num_set_aside += request.num_set_aside
         self._grow(request, num_fresh)
-        return Taken(request, demand, True, start, num_tokens, 0)
+        return Taken(request, demand, True, start, num_tokens, 0, 0)
 
-    def _grow(self, request: CachedRequest, num_blocks: int) -> None:
+    def take_for_confirmed(
+        self, demand: AllocateRequestBlocks, new: NewRequestBlocks, budget: int
+    ) -> Taken | Reason:
+        """The first blocks of a request that a remote load has given a start. A refusal changes nothing."""
+        request = self._running(demand.request_id, is_confirmed=True)
+        if demand.num_tokens < 1 or len(new.token_ids) != request.num_tokens:
+            raise InvariantViolated(
+                f"request {request.request_id} was loaded for other tokens, or asks for none"
+            )
+        if budget < 1:
+            return "budget"
+        start = request.num_matched * self.config.block_size
+        num_tokens = min(demand.num_tokens, request.num_tokens - start, budget)
+        num_before = len(request.fa_block_ids)
+        num_fresh = max(0, self.config.num_blocks_for(start + num_tokens) - num_before)
+        num_idle = self.pool.num_free + self.pool.num_cached
+        num_not_promised = num_fresh - request.num_set_aside
+        if num_fresh > num_idle or 0 < num_not_promised > num_idle - self.num_set_aside:
+            return "no_room"
+        self._grow(request, num_fresh)
+        return Taken(request, demand, True, start, num_tokens, 0, num_before)
+
+    def make_room(self, num_blocks: int) -> None:
+        """Evict until so many blocks are free. The caller has made sure that there are enough."""
         shortage = num_blocks - self.pool.num_free
         if shortage > 0:
-            evicted = self.tree.evict(shortage)
-            self.evicted.extend(
-                FaBlock(fa_block_id=block_id, generation=self.pool.generation(block_id))
-                for block_id in evicted
-            )
+            self.evicted.extend(map(self.fa_block, self.tree.evict(shortage)))
             self.totals.num_fa_evictions += shortage
+
+    def _grow(self, request: CachedRequest, num_blocks: int) -> None:
+        self.make_room(num_blocks)
         self.num_set_aside -= request.num_set_aside
         request.fa_block_ids.extend(self.pool.allocate(num_blocks))
         self.num_set_aside += request.num_set_aside
@@ -221,20 +276,22 @@ class FaCache:
         request = taken.request
         request.last_step_id = step_id
         request.num_planned = start + num_tokens
+        request.is_confirmed = False
         if taken.is_new:
             request.num_computed = start
             if taken.demand.new is not None and not taken.demand.new.resumed:
                 self.totals.num_queried_tokens += request.num_tokens
                 self.totals.num_fa_hit_tokens += request.num_matched * self.config.block_size
                 self.totals.num_hit_tokens += start
+                self.totals.num_remote_hit_tokens += request.num_remote_tokens
         num_needed = max(self.config.num_blocks_for(start + num_tokens), request.num_matched)
-        self._shrink(request, max(num_needed, taken.first_index))
+        self._shrink(request, max(num_needed, taken.num_before))
 
     def undo(self, taken: Taken) -> None:
         """The demand is refused for lack of SWA blocks: give back what was taken, pins included."""
         request = taken.request
-        if not taken.is_new:
-            self._shrink(request, taken.first_index)
+        if not taken.is_new or request.is_confirmed:
+            self._shrink(request, taken.num_before)
             return
         self._shrink(request, request.num_matched)
         del self.requests[request.request_id]
@@ -256,6 +313,12 @@ class FaCache:
         self.evicted.clear()
         return evicted
 
+    def take_filled(self) -> tuple[FilledBlock, ...]:
+        """The blocks to be written back since the last call."""
+        filled = tuple(self.filled)
+        self.filled.clear()
+        return filled
+
     def check(self, request_ids: Iterable[RequestId] | None = None) -> None:
         """The invariants of these requests, O(their blocks); of everything, O(pool), if None."""
         for request_id in self.requests if request_ids is None else request_ids:
@@ -265,7 +328,8 @@ class FaCache:
                 raise InvariantViolated(f"request {request_id} has a block twice in its table: {table}")
             if not all(map(self.pool.reference_count, table)):
                 raise InvariantViolated(f"request {request_id} names a block that is not referenced: {table}")
-            if len(table) < self.config.num_blocks_for(request.num_planned):
+            num_needed = self.config.num_blocks_for(request.num_planned)
+            if len(table) < (request.num_matched if request.is_confirmed else num_needed):
                 raise InvariantViolated(f"request {request_id}: {len(table)} blocks are too few: {request}")
         if request_ids is None:
             self._check_all()
@@ -275,21 +339,43 @@ class FaCache:
     def _check_all(self) -> None:
         self.pool.check()
         self.tree.check()
+        if not self.loads.keys().isdisjoint(self.requests):
+            raise InvariantViolated(
+                f"loading and with blocks of its own: {self.loads.keys() & self.requests}"
+            )
         set_aside = sum(request.num_set_aside for request in self.requests.values())
+        set_aside += sum(load.num_set_aside for load in self.loads.values())
         if set_aside != self.num_set_aside:
             raise InvariantViolated(f"{set_aside} blocks are set aside, not {self.num_set_aside}")
         owners = Counter(b for request in self.requests.values() for b in request.fa_block_ids)
+        holders = Counter(b for load in self.loads.values() for b in (*load.pinned, *load.reserved))
+        holders.update(b for block_ids in self.holds.values() for b in block_ids)
         for block_id in range(self.pool.num_blocks):
             if self.pool.owner_count(block_id) != owners[block_id]:
                 raise InvariantViolated(f"block {block_id} has {owners[block_id]} owners by the tables")
+            if self.pool.holder_count(block_id) != holders[block_id]:
+                raise InvariantViolated(
+                    f"block {block_id} has {holders[block_id]} holders by loads and holds"
+                )
         for request in self.requests.values():
-            parent: Parent = request.cache_salt
-            size = self.config.block_size * TOKEN_BYTES
-            for index, block_id in enumerate(request.fa_block_ids[: request.num_cached_blocks]):
-                key = bytes(request.tokens[index * size : (index + 1) * size])
-                if self.tree.find(parent, key) != block_id:
-                    raise InvariantViolated(f"request {request.request_id}: block {index} is not in the tree")
-                parent = block_id
+            self._check_path(request, request.fa_block_ids[: request.num_cached_blocks])
+        for load in self.loads.values():
+            self._check_path(load, load.pinned)
+            if any(block_id in self.tree or self.pool.owner_count(block_id) for block_id in load.reserved):
+                raise InvariantViolated(f"others see a block that is reserved for a load: {load}")
+        for block_ids in self.holds.values():
+            if not all(block_id in self.tree for block_id in block_ids):
+                raise InvariantViolated(f"a block that is written back left the tree: {block_ids}")
+
+    def _check_path(self, request: CachedRequest | LoadingRequest, path: list[int]) -> None:
+        """These are the request's first blocks in the tree."""
+        parent: Parent = request.cache_salt
+        size = self.config.block_size * TOKEN_BYTES
+        for index, block_id in enumerate(path):
+            key = bytes(request.tokens[index * size : (index + 1) * size])
+            if self.tree.find(parent, key) != block_id:
+                raise InvariantViolated(f"request {request.request_id}: block {index} is not in the tree")
+            parent = block_id
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain values."""
@@ -297,4 +383,6 @@ class FaCache:
             "pool": self.pool.snapshot(),
             "tree": self.tree.snapshot(),
             "requests": [msgspec.to_builtins(request) for request in self.requests.values()],
+            "loads": [msgspec.to_builtins(load) for load in self.loads.values()],
+            "holds": {hold_id: list(block_ids) for hold_id, block_ids in self.holds.items()},
         }

@@ -91,6 +91,10 @@ class PrefixTree:
         """The node with these tokens after `parent`, if there is one."""
         return self._children.get((parent, key))
 
+    def parent(self, block_id: int) -> Parent:
+        """What stands before a node: a block id, or the cache salt."""
+        return self._nodes[block_id].parent
+
     def insert(self, parent: Parent, key: TokenKey, block_id: int) -> None:
         """Add a filled block, which its owner goes on referencing. There is no equal node."""
         if isinstance(parent, int):

@@ -50,7 +50,10 @@ class ReleaseRequest(Value):
 
 
 class NewRequestBlocks(Value):
-    """First allocation of a request (or the first after a preemption): what the prefix match needs."""
+    """First allocation of a request (or the first after a preemption): what the prefix match needs.
+
+    If a remote load of the request was confirmed, it goes on from there instead of matching.
+    """
 
     token_ids: tuple[int, ...]
     cache_salt: str = ""
@@ -113,10 +116,11 @@ class BlocksGranted(Value):
 
 class BlocksRefused(Value):
     """`no_room`: not now; `budget`: no token budget left; `behind`: behind a refused demand;
-    `never`: more blocks than the pool has, even when empty."""
+    `never`: more blocks than the pool has, even when empty; `loading`: a remote load owns the request. An
+    UpdateRequestTokens for such a request is refused too; neither stands in the way of demands behind it."""
 
     request_id: RequestId
-    reason: Literal["no_room", "budget", "behind", "never"]
+    reason: Literal["no_room", "budget", "behind", "never", "loading"]
 
 
 class TableEdits(Value):
@@ -148,12 +152,15 @@ class CacheCounters(Value):
     num_queried_tokens: int = 0
     num_fa_hit_tokens: int = 0
     num_hit_tokens: int = 0
+    num_remote_hit_tokens: int = 0
+    """How many of num_hit_tokens a remote load has saved."""
     num_fa_evictions: int = 0
     num_swa_evictions: int = 0
 
 
 class BlocksPlanned(Message):
-    """block allocator -> scheduler. The answer to PlanBlocks: one grant or refusal per demand.
+    """block allocator -> scheduler. The answer to PlanBlocks: one grant or refusal per demand (and one
+    refusal `loading` for each update that is refused).
 
     `edits` must reach the worker with, or before, the next row of the request they name, even when this
     answer grants nothing. A grant's own edits are not repeated in them.

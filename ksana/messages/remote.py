@@ -6,7 +6,8 @@
 The loader drives the three calls of remote loading, named as everywhere in the field: probe
 (`GetRequestPrefixBlockNumberBeforeRemoteCacheLoading`), reserve (`AllocateBlocksForRemoteCache`), confirm
 (`ConfirmRemoteCacheLoadingResult`). The block allocator answers each call once, in order, between its
-batches; a call it must refuse changes nothing and is answered with `RemoteCallRefused`.
+batches; a call it must refuse changes nothing and is answered with `RemoteCallRefused`. A call of an earlier
+pool epoch is refused as `wrong_state`, and a hold of one finds no block: the pools were emptied.
 
 KV bytes are in none of these: they lie in staging memory that engine and worker share (`messages.staging`).
 """
@@ -134,11 +135,13 @@ class RemoteLoadingConfirmed(Message):
     cached_blocks: int
     """The endpoint now: the request's leading blocks that need no computing."""
     num_remote_blocks: int
-    """How many blocks of [0, cached_blocks) would not have been there without the load."""
+    """What the load has gained: cached_blocks less the endpoint that the local cache alone would give."""
 
 
 class DropRemoteCacheLoading(Message):
     """loader -> allocator. From any state: forget the load, give everything back. Not answered.
+
+    After a Confirm it gives back the confirmed blocks, as long as the request does not run.
 
     Transfers only ever write to staging memory, so blocks may be given back at once.
     """
@@ -147,16 +150,19 @@ class DropRemoteCacheLoading(Message):
     request_id: RequestId
 
 
+RemoteCallName = Literal[
+    "GetRequestPrefixBlockNumberBeforeRemoteCacheLoading",
+    "AllocateBlocksForRemoteCache",
+    "ConfirmRemoteCacheLoadingResult",
+]
+
+
 class RemoteCallRefused(Message):
     """allocator -> loader. The call changed nothing."""
 
     pool_epoch: PoolEpoch
     request_id: RequestId
-    call: Literal[
-        "GetRequestPrefixBlockNumberBeforeRemoteCacheLoading",
-        "AllocateBlocksForRemoteCache",
-        "ConfirmRemoteCacheLoadingResult",
-    ]
+    call: RemoteCallName
     reason: Literal["no_room", "wrong_state", "bad_arguments"]
     detail: str
 

@@ -75,8 +75,12 @@ def test_misuse_is_a_bug_and_says_so() -> None:
         pool.allocate(3)
     with pytest.raises(InvariantViolated, match="without an owner"):
         pool.release([0], 0)
-    with pytest.raises(InvariantViolated, match="shared while free"):
+    with pytest.raises(InvariantViolated, match="counted on while free"):
         pool.share(0)
+    with pytest.raises(InvariantViolated, match="counted on while free"):
+        pool.hold(0)
+    with pytest.raises(InvariantViolated, match="without a holder"):
+        pool.unhold([0])
     with pytest.raises(InvariantViolated, match="kept"):
         pool.keep(0)
     pool.allocate(1)
