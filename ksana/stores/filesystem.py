@@ -167,6 +167,7 @@ class FilesystemStore:
         try:
             descriptor = os.open(temporary, _WRITE_FLAGS, 0o666)
         except FileNotFoundError:
+            os.makedirs(self._root, mode=0o700, exist_ok=True)
             os.makedirs(os.path.dirname(temporary), exist_ok=True)
             descriptor = os.open(temporary, _WRITE_FLAGS, 0o666)
         try:

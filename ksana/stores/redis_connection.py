@@ -33,8 +33,9 @@ class RedisConnection:
                 stream = await trio.open_unix_socket(address.socket_path)
             else:
                 stream = await trio.open_tcp_stream(address.host, address.port)
-        except OSError as error:
-            raise ConnectionLost(f"Redis at {address}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a host's name that cannot be one
+            reason = getattr(error, "strerror", None) or error
+            raise ConnectionLost(f"Redis at {address}: {reason}") from error
         connection = cls(stream, address)
         try:
             await connection._introduce()

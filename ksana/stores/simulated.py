@@ -15,6 +15,7 @@ import trio
 
 from ksana.errors import RemoteCacheError
 from ksana.stores import envelope
+from ksana.stores.envelope import DamagedValue
 
 
 @dataclass
@@ -102,7 +103,11 @@ class SimulatedStore:
         elif self._hits("corrupt", key, self.faults.corrupt_share):
             place = self._number("where", key) % len(value)
             value = value[:place] + bytes([value[place] ^ 0x40]) + value[place + 1 :]
-        envelope.verify(key, value, into)
+        try:
+            envelope.verify(key, value, into)
+        except DamagedValue:
+            self.values.pop(key, None)
+            raise
         self.counts.hits += 1
         self.counts.bytes_read += len(into)
         return True
