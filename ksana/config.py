@@ -141,8 +141,8 @@ GROUPS = {
 }
 """First field of each group, and what `--help` calls the group."""
 
-SECRET_FIELDS = frozenset({"api_key"})
-"""Never printed or logged."""
+SECRET_FIELDS = frozenset({"api_key", "remote_cache"})
+"""Never printed or logged as they are (the URL of a store may hold a password)."""
 
 BYTE_FIELDS = frozenset(
     {"kv_cache_memory", "max_body_bytes", "remote_cache_staging", "remote_cache_max_bytes"}
@@ -153,6 +153,12 @@ NOT_SETTINGS = frozenset({"KSANA_KERNELS", "KSANA_TEST_STRICT"})
 """KSANA_ variables that are not settings of a server: how kernels are built, how tests treat skips."""
 
 MAX_KEY_FILE_BYTES = 64 << 10
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: `redis://...@host:6379/0`."""
+    return re.sub(r"(?<=//)[^/]*@", "...@", url, count=1)
+
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _BYTES = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))? ?(?:([kmgt])(i?))?b?", re.IGNORECASE | re.ASCII)

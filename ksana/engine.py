@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +30,8 @@ from ksana.client import InProcessClient, SlotStream
 from ksana.config import Settings
 from ksana.devices.backend import Backend
 from ksana.devices.process import ProcessBackend, Progress
+from ksana.devices.staging import StagingMemory
+from ksana.engine_checks import CheckedCore, check_when_idle
 from ksana.engine_status import EngineCounters, engine_status
 from ksana.errors import RequestError, ServiceError
 from ksana.messages.base import Message
@@ -36,13 +39,15 @@ from ksana.messages.outputs import Aborted, Ended, Failed, Outcome, Usage
 from ksana.messages.requests import Drain, Prompt, SamplingParams
 from ksana.messages.status import EngineStatus
 from ksana.model_setup import ModelFiles, ModelSetup, Report, find_model, set_up
-from ksana.runtime.actor import Tap
+from ksana.remote_cache import RemoteCache, open_remote_store
+from ksana.runtime.actor import Post, Tap
 from ksana.runtime.clock import now_s
 from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.restarts import RestartLimiter
 from ksana.runtime.slots import Slots
 from ksana.runtime.supervisor import supervise
 from ksana.scheduling.scheduler import Scheduler
+from ksana.stores.store import Store
 from ksana.tokenizers.core import TokenizerCore
 from ksana.tokenizers.prompts import PromptEncoder
 
@@ -78,11 +83,14 @@ class Engine:
         report: Report = log.info,
         progress: Progress | None = None,
         threads: bool = True,
+        store: Store | None = None,
+        check_messages: bool = False,
     ) -> None:
         """`files`: a model already found (or made up) instead of `settings.model`. `backend` makes another
         device than a worker process. `tap` is told of every activation of every actor. `report` and
         `progress` are told what takes time while loading. Without `threads` nothing runs beside the trio
-        loop, as simulations need it.
+        loop, as simulations need it. `store` is a remote cache instead of `settings.remote_cache`. With
+        `check_messages` the cache's invariants are checked after every message, as tests need it.
         """
         self.settings = settings
         self._files = files
@@ -91,6 +99,9 @@ class Engine:
         self._report = report
         self._progress = progress
         self._threads = threads
+        self._store = store
+        self._check_messages = check_messages
+        self._remote: RemoteCache | None = None
         self._stack = AsyncExitStack()
         self._draining = False
         self._broken = False
@@ -136,6 +147,7 @@ class Engine:
             counters=self._counters,
             broken=self._broken,
             draining=self._draining,
+            remote=self._remote.status() if self._remote is not None else None,
         )
 
     def refusal(self) -> ServiceError | None:
@@ -156,6 +168,7 @@ class Engine:
                 find_model, self.settings, self._report, abandon_on_cancel=True
             )
         self.setup = set_up(self.settings, self._files)
+        self._open_remote_cache(stack)
         self._slots = Slots(self.settings.max_num_seqs + self.settings.max_queued_requests)
         for_requests = _MESSAGES_PER_SLOT * self._slots.capacity + _OTHER_MESSAGES
         self._to_tokenizer: Mailbox[Message] = Mailbox("tokenizer", for_requests)
@@ -163,6 +176,7 @@ class Engine:
         self._to_allocator: Mailbox[Message] = Mailbox("block_allocator", _OTHER_MESSAGES)
         self._to_swa: Mailbox[Message] = Mailbox("swa_cache_manager", _OTHER_MESSAGES)
         self._to_executor: Mailbox[Message] = Mailbox("executor", _OTHER_MESSAGES)
+        self._to_loader: Mailbox[Message] = Mailbox("remote_cache_loader", for_requests)
         self._encoder = PromptEncoder(
             self._files.tokenizer,
             max_model_len=self.setup.max_model_len,
@@ -174,6 +188,7 @@ class Engine:
             self._to_executor,
             scheduler=self._to_scheduler.put,
             step_timeout_s=float(self.settings.stall_timeout),
+            remote_cache_loader=self._loader_post,
             tap=self._tap,
         )
         stack.push_async_callback(self._executor.stop)
@@ -188,6 +203,20 @@ class Engine:
         )
         self._nursery = await stack.enter_async_context(trio.open_nursery())
         self._nursery.start_soon(self._supervise)
+
+    def _open_remote_cache(self, stack: AsyncExitStack) -> None:
+        store = self._store if self._store is not None else open_remote_store(self.settings)
+        if store is None:
+            return
+        num_slots, slot_bytes = self.setup.staging_plan()
+        staging = StagingMemory.create(num_slots, slot_bytes)
+        self.setup = replace(self.setup, staging=staging)
+        self._remote = RemoteCache(store, staging, self.setup.loader_settings(num_slots))
+        stack.push_async_callback(self._remote.aclose)
+
+    @property
+    def _loader_post(self) -> Post | None:
+        return self._to_loader.put if self._remote is not None else None
 
     def _process_backend(self, setup: ModelSetup) -> Backend:
         return ProcessBackend(
@@ -208,6 +237,8 @@ class Engine:
         """All actors, with fresh cores, until one breaks."""
         config = self.setup.cache_config()
         self._scheduler = Scheduler(self.setup.scheduler_settings())
+        allocator = BlockAllocator(config)
+        manager = SWACacheManager(config) if config.has_swa else None
         async with trio.open_nursery() as actors:
 
             async def tokenizer() -> None:
@@ -228,32 +259,52 @@ class Engine:
                     tokenizer=self._to_tokenizer.put,
                     block_allocator=self._to_allocator.put,
                     executor=self._to_executor.put,
+                    remote_cache_loader=self._loader_post,
                     tap=self._tap,
                 )
 
             async def block_allocator() -> None:
                 await run_block_allocator(
-                    BlockAllocator(config),
+                    CheckedCore(allocator) if self._check_messages else allocator,
                     self._to_allocator,
                     scheduler=self._to_scheduler.put,
                     swa_cache_manager=self._to_swa.put,
+                    remote_cache_loader=self._loader_post,
                     tap=self._tap,
                 )
 
-            async def swa_cache_manager() -> None:
+            async def swa_cache_manager(core: SWACacheManager) -> None:
                 await run_swa_cache_manager(
-                    SWACacheManager(config),
+                    CheckedCore(core) if self._check_messages else core,
                     self._to_swa,
                     block_allocator=self._to_allocator.put,
+                    tap=self._tap,
+                )
+
+            async def remote_cache_loader(remote: RemoteCache) -> None:
+                await remote.run(
+                    self._to_loader,
+                    scheduler=self._to_scheduler.put,
+                    block_allocator=self._to_allocator.put,
+                    executor=self._to_executor.put,
                     tap=self._tap,
                 )
 
             actors.start_soon(tokenizer)
             actors.start_soon(scheduler)
             actors.start_soon(block_allocator)
-            if config.has_swa:
-                actors.start_soon(swa_cache_manager)
+            if manager is not None:
+                actors.start_soon(swa_cache_manager, manager)
+            if self._remote is not None:
+                actors.start_soon(remote_cache_loader, self._remote)
             actors.start_soon(self._executor.run)
+            actors.start_soon(
+                check_when_idle, allocator, manager, lambda: self.status().last_step_id, self._is_idle
+            )
+
+    def _is_idle(self) -> bool:
+        """Nothing to do, and nothing on its way between the allocators."""
+        return not (self._slots.unfinished() or len(self._to_allocator) or len(self._to_swa))
 
     def _on_crash(self, _error: Exception) -> None:
         self._counters.add_generation(self._scheduler.status())
@@ -273,6 +324,7 @@ class Engine:
             self._to_allocator,
             self._to_swa,
             self._to_executor,
+            self._to_loader,
         )
 
     def _fail_unfinished(self, outcome: Outcome) -> None:

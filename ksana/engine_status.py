@@ -10,6 +10,7 @@ import msgspec
 from ksana.actors.device_executor import DeviceExecutor
 from ksana.messages.blocks import CacheCounters
 from ksana.messages.status import EngineStatus, SchedulerCounters
+from ksana.messages.stores import RemoteCacheStatus
 from ksana.runtime.slots import Slots
 from ksana.scheduling.status import SchedulerStatus
 
@@ -40,6 +41,7 @@ def engine_status(
     counters: EngineCounters,
     broken: bool,
     draining: bool,
+    remote: RemoteCacheStatus | None,
 ) -> EngineStatus:
     """The snapshot; cheap, no loop over requests."""
     return EngineStatus(
@@ -60,6 +62,8 @@ def engine_status(
         num_refused=slots.num_refused,
         broken=broken,
         draining=draining,
+        num_loading=scheduler.num_loading,
+        remote=remote,
     )
 
 

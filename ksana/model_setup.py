@@ -5,16 +5,21 @@ Blocking: files are read, and fetched if need be. `ksana.engine` does it in a th
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.pool_sizes import PoolSizes, plan_pools
 from ksana.config import Settings, parse_bytes
 from ksana.devices.backend import WorkerInfo, WorkerSettings
+from ksana.devices.staging import StagingMemory, plan_slots
 from ksana.errors import ConfigError
+from ksana.loading.settings import LoaderSettings
 from ksana.messages.status import ModelInfo
 from ksana.models.load import fingerprint, read_spec
 from ksana.models.sources import resolve_model
@@ -24,6 +29,8 @@ from ksana.tokenizers import Tokenizer, load_tokenizer
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 _FLOAT32_BYTES = 4
+KV_FORMAT = 1
+"""Of blocks in a store. To be raised whenever their bytes mean something else."""
 
 Report = Callable[[str], None]
 """Told in words what takes time, such as that a model is being fetched."""
@@ -71,6 +78,8 @@ class ModelSetup:
     files: ModelFiles
     max_model_len: int
     pools: PoolSizes
+    staging: StagingMemory | None = None
+    """Memory shared with the worker, if there is a remote cache."""
 
     @property
     def plan_ahead(self) -> bool:
@@ -87,6 +96,42 @@ class ModelSetup:
             window_open_at_start=settings.window_open_at_start,
             swa_eviction=settings.swa_eviction,
             plan_ahead=self.plan_ahead,
+            write_back=self.staging is not None and settings.remote_write_back,
+            chain_identity=self.kv_identity(),
+        )
+
+    def kv_identity(self) -> bytes:
+        """What the bytes of a stored block depend on besides tokens and salt, as a hash."""
+        spec = self.files.spec
+        parts = {
+            "format": KV_FORMAT,
+            "model": self.files.fingerprint,
+            "dtype": "float32",
+            "block_size": self.pools.block_size,
+            "layers": spec.layer_kinds,
+            "kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "window": spec.sliding_window,
+            "parallel": "1/1",
+        }
+        return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
+
+    def staging_plan(self) -> tuple[int, int]:
+        """(slots, bytes in each) of staging memory. Raises ConfigError if it is too small."""
+        pools = self.pools
+        return plan_slots(self.settings.remote_cache_staging, pools.fa_block_bytes, pools.swa_block_bytes)
+
+    def loader_settings(self, num_slots: int) -> LoaderSettings:
+        config = self.cache_config()
+        return LoaderSettings(
+            identity=config.chain_identity,
+            block_size=config.block_size,
+            fa_block_bytes=self.pools.fa_block_bytes,
+            swa_block_bytes=self.pools.swa_block_bytes,
+            window_blocks=config.window_blocks if config.has_swa else 0,
+            window_open_at_start=config.window_open_at_start,
+            num_slots=num_slots,
+            write_back=self.settings.remote_write_back,
         )
 
     def scheduler_settings(self) -> SchedulerSettings:
@@ -97,6 +142,8 @@ class ModelSetup:
             block_size=self.pools.block_size,
             plan_ahead=self.plan_ahead,
             sliding_window=self.cache_config().sliding_window,
+            max_remote_loads=self.settings.max_remote_loads if self.staging is not None else 0,
+            remote_load_timeout_s=float(self.settings.remote_cache_timeout),
         )
 
     def worker_settings(self) -> WorkerSettings:
@@ -108,6 +155,7 @@ class ModelSetup:
             max_model_len=self.max_model_len,
             max_num_seqs=self.settings.max_num_seqs,
             num_threads=self.settings.num_threads,
+            staging=self.staging.area if self.staging is not None else None,
         )
 
     def model_info(self, worker: WorkerInfo) -> ModelInfo:

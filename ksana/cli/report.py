@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Iterable
 
-from ksana.config import Settings, format_bytes
+from ksana.config import Settings, format_bytes, without_password
 from ksana.messages.blocks import PoolUse
 from ksana.messages.status import EngineStatus, ModelInfo
 
@@ -37,6 +37,7 @@ def start_block(
             ("model", f"{model.path} ({model.family}, {model.vocab_size} tokens known)"),
             ("computing", f"{model.dtype}, {model.device}"),
             ("KV pool", pool_text(model)),
+            *remote_cache_rows(settings),
             ("limits", limits_text(model.max_model_len, settings)),
             ("sampling", SAMPLING_POLICY),
             ("address", f"{address} ({'API key asked for' if asks_for_key else 'no API key'})"),
@@ -52,6 +53,16 @@ def pool_text(model: ModelInfo) -> str:
     if model.num_swa_blocks:
         text += f", and {model.num_swa_blocks} for layers with a window of {model.sliding_window} tokens"
     return f"{text} (room for {num_tokens} tokens)"
+
+
+def remote_cache_rows(settings: Settings) -> list[tuple[str, str]]:
+    if settings.remote_cache is None:
+        return []
+    saving = "computed blocks are saved" if settings.remote_write_back else "nothing is saved"
+    staging = format_bytes(settings.remote_cache_staging)
+    return [
+        ("remote cache", f"{without_password(settings.remote_cache)}, {staging} of staging memory, {saving}")
+    ]
 
 
 def limits_text(max_model_len: int, settings: Settings) -> str:
@@ -104,6 +115,11 @@ def work_line(before: EngineStatus, now: EngineStatus) -> str | None:
     ]
     if num_preempted := now.counters.num_preemptions - before.counters.num_preemptions:
         parts.append(f"{num_preempted} preempted")
+    if now.remote is not None:
+        if num_remote := now.cache.num_remote_hit_tokens - before.cache.num_remote_hit_tokens:
+            parts.append(f"{num_remote} tokens from the remote cache")
+        if not now.remote.store_ok:
+            parts.append("remote cache down")
     return ", ".join(parts)
 
 

@@ -128,6 +128,11 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"ksana:{name}", text, labels=[_LABEL])
             counter.add_metric([self._name], value)
             yield counter
+        for name, text, label, values in _labelled_counters(status):
+            family = CounterMetricFamily(f"ksana:{name}", text, labels=[_LABEL, label])
+            for key, value in values:
+                family.add_metric([self._name, key], value)
+            yield family
 
 
 def _gauges(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
@@ -145,6 +150,18 @@ def _gauges(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
     )
     yield "swa_cache_usage_perc", "The same for sliding-window blocks", _used(status.swa_use)
     yield "worker_ready", "1 while a worker can run steps", float(status.worker_state == "ready")
+    if status.remote is not None:
+        yield "num_requests_loading", "Waiting requests whose prefixes are being loaded", status.num_loading
+        yield (
+            "remote_cache_up",
+            "1 while the remote cache is used; 0 while its breaker is open and it is only probed",
+            float(status.remote.store_ok),
+        )
+        yield (
+            "remote_cache_queued_blocks",
+            "Computed blocks that wait to be saved to the remote cache",
+            status.remote.num_queued_blocks,
+        )
 
 
 def _counters(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
@@ -166,6 +183,52 @@ def _counters(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
     yield "worker_restarts", "Workers started again after one was lost", status.num_worker_restarts
     yield "core_crashes", "Actors that broke and failed all requests", status.num_core_crashes
     yield "requests_refused", "Requests told 429", status.num_refused
+
+
+def _labelled_counters(
+    status: EngineStatus,
+) -> Iterator[tuple[str, str, str, tuple[tuple[str, float], ...]]]:
+    cache, remote = status.cache, status.remote
+    # What sliding windows let be used of the FA hit; of that, the rest was here without a load.
+    hits = [
+        ("full_attention", cache.num_fa_hit_tokens),
+        ("local", cache.num_hit_tokens - cache.num_remote_hit_tokens),
+    ]
+    evictions: list[tuple[str, float]] = [("full_attention", cache.num_fa_evictions)]
+    if status.swa_use is not None:
+        hits.append(("sliding_window", cache.num_hit_tokens))
+        evictions.append(("sliding_window", cache.num_swa_evictions))
+    hits.append(("remote", cache.num_remote_hit_tokens))
+    yield "prefix_cache_hit_tokens", "Prompt tokens found in the cache, by kind", "kind", tuple(hits)
+    yield "cache_evictions", "Cached blocks evicted, by pool", "pool", tuple(evictions)
+    if remote is None:
+        return
+    yield "remote_cache_loads", "Loads of prefixes, by outcome", "outcome", remote.num_loads
+    yield (
+        "remote_cache_blocks",
+        "Blocks brought from the remote cache and saved to it",
+        "direction",
+        (("loaded", remote.num_loaded_blocks), ("saved", remote.num_saved_blocks)),
+    )
+    yield (
+        "remote_cache_bytes",
+        "Bytes of KV brought from the remote cache and saved to it",
+        "direction",
+        (("loaded", remote.num_loaded_bytes), ("saved", remote.num_saved_bytes)),
+    )
+    yield (
+        "remote_cache_faults",
+        "What went wrong with the store; no request fails of it",
+        "kind",
+        (
+            ("error", remote.num_store_errors),
+            ("timeout", remote.num_store_timeouts),
+            ("missing", remote.num_missing_blocks),
+            ("corrupt", remote.num_corrupt_blocks),
+            ("unsaved", remote.num_unsaved_blocks),
+            ("breaker_opened", remote.num_breaker_openings),
+        ),
+    )
 
 
 def _used(use: PoolUse | None) -> float:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ksana.messages.base import PoolEpoch, StepId, Value
 from ksana.messages.blocks import CacheCounters, PoolUse
+from ksana.messages.stores import RemoteCacheStatus
 
 WorkerState = Literal["ready", "restarting", "given_up", "stopped"]
 """`given_up`: too many restarts without a good step between them; still tried again, but slowly."""
@@ -72,6 +73,10 @@ class EngineStatus(Value):
     broken: bool = False
     """Actors broke too often: nothing is served until the process is restarted."""
     draining: bool = False
+    num_loading: int = 0
+    """Waiting requests whose prefixes are being loaded from the remote cache."""
+    remote: RemoteCacheStatus | None = None
+    """None without a remote cache."""
 
     @property
     def has_work(self) -> bool:
