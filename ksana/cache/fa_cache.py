@@ -252,8 +252,7 @@ class FaCache:
         num_before = len(request.fa_block_ids)
         num_fresh = max(0, self.config.num_blocks_for(start + num_tokens) - num_before)
         num_idle = self.pool.num_free + self.pool.num_cached
-        num_not_promised = num_fresh - request.num_set_aside
-        if num_fresh > num_idle or 0 < num_not_promised > num_idle - self.num_set_aside:
+        if num_fresh > min(num_idle, request.num_set_aside + max(0, num_idle - self.num_set_aside)):
             return "no_room"
         self._grow(request, num_fresh)
         return Taken(request, demand, True, start, num_tokens, 0, num_before)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cached_request import CachedRequest
-from ksana.cache.swa_manager import SWACacheManager, SwaRequest
+from ksana.cache.swa_loading import SwaRequest
+from ksana.cache.swa_manager import SWACacheManager
 from ksana.errors import InvariantViolated
 
 
@@ -20,6 +21,7 @@ def check_together(allocator: BlockAllocator, manager: SWACacheManager | None) -
         raise InvariantViolated(f"running: {sorted(allocator.fa.requests)}, {sorted(manager.requests)}")
     for request_id, request in allocator.fa.requests.items():
         _check_window(allocator, manager, request, manager.requests[request_id])
+    _check_loads(allocator, manager)
     for entry in manager.cache.fixed_entries():
         if entry.fa_block_id not in allocator.fa.tree:
             raise InvariantViolated(f"its FA block is not in the tree: {entry}")
@@ -27,11 +29,29 @@ def check_together(allocator: BlockAllocator, manager: SWACacheManager | None) -
             raise InvariantViolated(f"it belongs to an earlier life of its FA block: {entry}")
 
 
+def _check_loads(allocator: BlockAllocator, manager: SWACacheManager) -> None:
+    """Loads and holds are known to both; the sliding part of each hangs on FA blocks that it holds too."""
+    fa, swa = allocator.fa, manager.loading
+    if sorted(fa.loads) != sorted(swa.loads) or sorted(fa.holds) != sorted(swa.holds):
+        raise InvariantViolated(f"{fa.loads}, {fa.holds} here; {swa.snapshot()} there")
+    for request_id, load in fa.loads.items():
+        if len(swa.loads[request_id].slots) != load.num_swa_slots:
+            raise InvariantViolated(f"{swa.loads[request_id].slots} are not the SWA blocks of {load}")
+        if not {entry.fa_block_id for entry in swa.loads[request_id].pinned} <= set(load.pinned):
+            raise InvariantViolated(f"{swa.loads[request_id]} pins more than {load}")
+    for hold_id, entries in swa.holds.items():
+        if not {entry.fa_block_id for entry in entries} <= set(fa.holds[hold_id]):
+            raise InvariantViolated(f"hold {hold_id} holds SWA blocks of {entries}, FA {fa.holds[hold_id]}")
+
+
 def _check_window(
     allocator: BlockAllocator, manager: SWACacheManager, request: CachedRequest, swa: SwaRequest
 ) -> None:
-    """Every position in the window of a running request has a live SWA block that hangs on its FA block."""
+    """Every position in the window of a running or confirmed request has a live SWA block that hangs on its
+    FA block."""
     config = allocator.config
+    if request.is_confirmed != swa.is_confirmed:
+        raise InvariantViolated(f"runs here and not there: {request}, {swa}")
     first_needed = config.first_window_block(request.num_computed)
     if not swa.first_index == request.swa_first <= first_needed:
         raise InvariantViolated(f"the window starts at block {first_needed}: {request}, {swa}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ class SwaCache:
 
     Invariants: an entry is reclaimable (waits for eviction) exactly when nobody references it and its
     content is fixed; a fixed entry is the only one of its FA block; an entry that is not fixed is owned by
-    the request that writes it and freed with it.
+    the request that writes it and freed with it; a block reserved for a load has no entry until it is bound.
     Cost: O(1) per block, O(log n) per block that becomes reclaimable or is evicted.
     """
 
@@ -48,6 +49,9 @@ class SwaCache:
         """The content-fixed entry of an FA block that has one."""
         return self._fixed[fa_block_id]
 
+    def has_entry(self, swa_block_id: int) -> bool:
+        return swa_block_id in self._entries
+
     def is_reclaimable(self, fa_block_id: int) -> bool:
         return self.pool.is_cached(self._fixed[fa_block_id].swa_block_id)
 
@@ -63,6 +67,18 @@ class SwaCache:
             self._queue.remove(entry.swa_block_id)
         self.pool.share(entry.swa_block_id)
         return entry
+
+    def hold(self, fa_block_id: int) -> SwaEntry:
+        """Keep the FA block's fixed entry from eviction until `unhold`."""
+        entry = self._fixed[fa_block_id]
+        if self.pool.is_cached(entry.swa_block_id):
+            self._queue.remove(entry.swa_block_id)
+        self.pool.hold(entry.swa_block_id)
+        return entry
+
+    def unhold(self, entries: Sequence[SwaEntry]) -> None:
+        """Drop one holder of each: they become reclaimable when nobody else counts on them."""
+        self._reclaim(self.pool.unhold([entry.swa_block_id for entry in entries]))
 
     def increment_hit_count(self, fa_block_id: int) -> None:
         """One more request starts from this block. Only while it is referenced: its rank must not move."""
@@ -92,21 +108,43 @@ class SwaCache:
         From the idle pool; only when that is empty, reclaimable blocks are evicted, lowest value first.
         The caller has compared the demand with `room`.
         """
-        while self.pool.num_free < len(fa_blocks):
+        self._make_room(len(fa_blocks))
+        swa_block_ids = self.pool.allocate(len(fa_blocks))
+        return list(map(self._made, swa_block_ids, count(first_index), fa_blocks))
+
+    def reserve(self, num_blocks: int) -> list[int]:
+        """Blocks to load into, held by the load, not bound to an FA block yet. As for `allocate`."""
+        self._make_room(num_blocks)
+        return self.pool.allocate(num_blocks, held=True)
+
+    def free_reserved(self, swa_block_ids: Sequence[int]) -> None:
+        """Reserved blocks whose load has failed, or was not needed."""
+        self.pool.unhold(swa_block_ids)
+
+    def bind(self, swa_block_id: int, index: int, fa_block: FaBlock) -> SwaEntry:
+        """A reserved block holds the window content of this FA block, which stands in the tree and has no
+        valid SWA block: it is fixed, and still held."""
+        entry = self._made(swa_block_id, index, fa_block)
+        entry.is_content_fixed = True
+        self._fixed[fa_block.fa_block_id] = entry
+        self.pool.keep(swa_block_id)
+        return entry
+
+    def _made(self, swa_block_id: int, index: int, fa_block: FaBlock) -> SwaEntry:
+        entry = SwaEntry(
+            swa_block_id=swa_block_id,
+            fa_block_id=fa_block.fa_block_id,
+            fa_generation=fa_block.generation,
+            prefix_fa_block_num=index,
+            insertion=self._num_made,
+        )
+        self._num_made += 1
+        self._entries[swa_block_id] = entry
+        return entry
+
+    def _make_room(self, num_blocks: int) -> None:
+        while self.pool.num_free < num_blocks:
             self._evict()
-        made = []
-        for offset, swa_block_id in enumerate(self.pool.allocate(len(fa_blocks))):
-            entry = SwaEntry(
-                swa_block_id=swa_block_id,
-                fa_block_id=fa_blocks[offset].fa_block_id,
-                fa_generation=fa_blocks[offset].generation,
-                prefix_fa_block_num=first_index + offset,
-                insertion=self._num_made,
-            )
-            self._num_made += 1
-            self._entries[swa_block_id] = entry
-            made.append(entry)
-        return made
 
     def _evict(self) -> None:
         if not len(self._queue):

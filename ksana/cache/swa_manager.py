@@ -1,15 +1,14 @@
-"""The SWA cache manager: answers the block allocator's one batch per step."""
+"""The SWA cache manager: answers the block allocator's one batch per step, and its calls in between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-import msgspec
-
 from ksana.cache.cache_config import CacheConfig, ceil_div
 from ksana.cache.swa_cache import SwaCache
 from ksana.cache.swa_entry import SwaEntry
+from ksana.cache.swa_loading import SwaLoading, SwaRequest
 from ksana.cache.window_match import last_valid_end, registered_blocks
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message, PoolEpoch, RequestId
@@ -23,33 +22,31 @@ from ksana.messages.swa import (
     SwaRelease,
     SwaUpdate,
 )
+from ksana.messages.swa_remote import (
+    SwaAnswer,
+    SwaCall,
+    SwaConfirm,
+    SwaConfirmed,
+    SwaDrop,
+    SwaHold,
+    SwaProbe,
+    SwaReleaseConfirmed,
+    SwaReleaseHeld,
+    SwaReserve,
+)
+
+UNKNOWN_BUDGET = 1 << 40
+"""No step was planned yet: a chunk may be as large as the prompt."""
 
 Said = tuple[Literal["block_allocator"], Message]
-
-
-class SwaRequest(msgspec.Struct):
-    """The SWA block table of a running request: entries for blocks first_index, first_index + 1, ..."""
-
-    first_index: int
-    entries: list[SwaEntry]
-    num_reserved: int = 0
-    """Blocks it may need at once while its prompt is computed."""
-
-    @property
-    def end_index(self) -> int:
-        return self.first_index + len(self.entries)
-
-    @property
-    def num_set_aside(self) -> int:
-        return max(0, self.num_reserved - len(self.entries))
 
 
 class SWACacheManager:
     """Core of the SWA cache manager.
 
-    Receives  SwaBatch and ResetPools from the block allocator.
-    Sends     SwaBatchDone to the block allocator: one for each SwaBatch.
-    Owns      the SWA pool, the SWA entries, the SWA block tables.
+    Receives  SwaBatch, ResetPools and what `ksana.messages.swa_remote` has from the block allocator.
+    Sends     to the block allocator: one SwaBatchDone for each SwaBatch, one answer for each question.
+    Owns      the SWA pool, the SWA entries, the SWA block tables, loads and holds of SWA blocks.
     Never     evicts while the idle pool has blocks, or for a demand that it refuses.
     If it fails  it has raised InvariantViolated: a bug, here or in the block allocator.
     """
@@ -59,9 +56,12 @@ class SWACacheManager:
             raise ValueError("this model has no sliding layers")
         self.config = config
         self.cache = SwaCache(config)
+        self.loading = SwaLoading(config, self.cache)
         self.requests: dict[RequestId, SwaRequest] = {}
         self.num_set_aside = 0
-        """Blocks that admission promised to running requests and that they have not taken yet."""
+        """Blocks that admission promised to these requests and that they have not taken yet."""
+        self._step_budget = UNKNOWN_BUDGET
+        """The largest step so far: what a chunk of a prefill may take."""
         self._epoch: PoolEpoch | None = None
         self._touched: list[RequestId] = []
 
@@ -75,6 +75,8 @@ class SWACacheManager:
                 said.append(("block_allocator", self._batch(message)))
             elif isinstance(message, ResetPools):
                 self._reset(message.pool_epoch)
+            elif isinstance(message, SwaCall):
+                said.extend(("block_allocator", answer) for answer in self._call(message))
             else:
                 raise InvariantViolated(f"the SWA cache manager was sent {type(message).__name__}")
             self.cache.check_sums()
@@ -84,16 +86,63 @@ class SWACacheManager:
         num_evictions = self.cache.num_evictions
         self.cache = SwaCache(self.config)
         self.cache.num_evictions = num_evictions
+        self.loading = SwaLoading(self.config, self.cache)
         self.requests = {}
         self.num_set_aside = 0
         self._touched = []
         self._epoch = epoch
 
-    def _batch(self, batch: SwaBatch) -> SwaBatchDone:
+    def _check_epoch(self, message: SwaBatch | SwaCall) -> None:
         if self._epoch is None:
-            self._epoch = batch.pool_epoch
-        if batch.pool_epoch != self._epoch:
-            raise InvariantViolated(f"SwaBatch of epoch {batch.pool_epoch} in epoch {self._epoch}")
+            self._epoch = message.pool_epoch
+        if message.pool_epoch != self._epoch:
+            raise InvariantViolated(
+                f"{type(message).__name__} of epoch {message.pool_epoch} in epoch {self._epoch}"
+            )
+
+    # Remote loading and writing back
+
+    def _call(self, call: SwaCall) -> list[SwaAnswer]:
+        self._check_epoch(call)
+        self._touched = []
+        loading = self.loading
+        if isinstance(call, SwaProbe):
+            return [loading.probe(call, self._room, self._step_budget)]
+        if isinstance(call, SwaReserve):
+            return [loading.reserve(call, self._room)]
+        if isinstance(call, SwaConfirm):
+            return [self._confirm(call)]
+        if isinstance(call, SwaHold):
+            return [loading.hold(call)]
+        if isinstance(call, SwaDrop):
+            loading.drop(call.request_id)
+        elif isinstance(call, SwaReleaseConfirmed):
+            self._release(SwaRelease(request_id=call.request_id, last_step_id=0))
+        elif isinstance(call, SwaReleaseHeld):
+            loading.release_held(call.hold_id)
+        else:
+            for fa_block in call.evicted:
+                self.cache.forget(fa_block)
+        return []
+
+    @property
+    def _room(self) -> int:
+        """Blocks that can be had and were promised to nobody."""
+        return self.cache.room - self.num_set_aside - self.loading.num_set_aside
+
+    def _confirm(self, call: SwaConfirm) -> SwaConfirmed:
+        request, answer = self.loading.confirm(call, self._step_budget)
+        self.requests[call.request_id] = request
+        self.num_set_aside += request.num_set_aside
+        self._touched = [call.request_id]
+        return answer
+
+    # The batch of a step
+
+    def _batch(self, batch: SwaBatch) -> SwaBatchDone:
+        self._check_epoch(batch)
+        if batch.token_budget > self._step_budget or self._step_budget == UNKNOWN_BUDGET:
+            self._step_budget = batch.token_budget
         self._touched = [u.request_id for u in batch.updates] + [d.request_id for d in batch.demands]
         self.cache.step_done(batch.done_step_id)
         edits: dict[RequestId, dict[int, int]] = {}
@@ -165,6 +214,8 @@ class SWACacheManager:
                 outcome = self._take_for_running(demand, budget)
             elif refusals:
                 outcome = SwaRefused(request_id=demand.request_id, reason="behind")
+            elif demand.request_id in self.requests:
+                outcome = self._take_for_confirmed(demand, budget)
             else:
                 outcome = self._take_for_new(demand, budget, batch.token_budget)
             if isinstance(outcome, SwaGranted):
@@ -196,8 +247,6 @@ class SWACacheManager:
 
     def _take_for_new(self, demand: SwaDemand, budget: int, step_budget: int) -> SwaGranted | SwaRefused:
         """Both phases of the match, and blocks for the tokens behind the endpoint."""
-        if demand.request_id in self.requests:
-            raise InvariantViolated(f"request {demand.request_id} has SWA blocks already")
         config, cache = self.config, self.cache
         matched = demand.fa_blocks[: demand.num_matched]
         endpoint = last_valid_end(
@@ -216,9 +265,9 @@ class SWACacheManager:
         if len(window) + num_fresh > cache.pool.num_blocks:
             return SwaRefused(request_id=demand.request_id, reason="never")
         reserved_end = max(end_index, ceil_div(demand.num_reserved_tokens, config.block_size))
-        num_peak = self._num_peak(reserved_end - window.start, min(step_budget, num_left))
+        num_peak = config.num_swa_peak(reserved_end - window.start, min(step_budget, num_left))
         num_pinned = sum(cache.is_reclaimable(matched[index].fa_block_id) for index in window)
-        room = cache.room - num_pinned - self.num_set_aside
+        room = self._room - num_pinned
         if max(num_fresh, num_peak - len(window)) > room:
             return SwaRefused(request_id=demand.request_id, reason="no_room")
 
@@ -234,13 +283,29 @@ class SWACacheManager:
         self.num_set_aside += request.num_set_aside
         return self._granted(demand, start, num_tokens, window.start, entries)
 
-    def _num_peak(self, num_blocks: int, chunk_tokens: int) -> int:
-        """SWA blocks that computing `num_blocks` needs at once: one window, one block, and the chunks that
-        run or are planned. Never more than the pool, which start-up has found large enough for one."""
-        num_chunks = 2 if self.config.plan_ahead else 1
-        chunk_blocks = ceil_div(chunk_tokens, self.config.block_size)
-        num_peak = self.config.window_blocks + num_chunks * chunk_blocks + 1
-        return min(num_blocks, num_peak, self.cache.pool.num_blocks)
+    def _take_for_confirmed(self, demand: SwaDemand, budget: int) -> SwaGranted | SwaRefused:
+        """The first tokens behind the endpoint that a remote load has led to. Now its blocks count a hit:
+        once, and not at all if the request gave them back before it ran."""
+        request, cache = self._running(demand.request_id), self.cache
+        endpoint = request.end_index
+        if not request.is_confirmed or demand.first_index != endpoint:
+            raise InvariantViolated(f"{demand} is not new, or does not go on at block {endpoint}")
+        start = endpoint * self.config.block_size
+        num_left = demand.num_total_tokens - start
+        num_tokens = min(demand.num_tokens, num_left, budget, demand.max_end - start)
+        if num_tokens < 1:
+            return SwaRefused(request_id=demand.request_id, reason="budget")
+        num_fresh = ceil_div(start + num_tokens, self.config.block_size) - endpoint
+        if num_fresh > min(cache.room, request.num_set_aside + max(0, self._room)):
+            return SwaRefused(request_id=demand.request_id, reason="no_room")
+        if demand.count_hits:
+            for entry in request.entries:
+                cache.increment_hit_count(entry.fa_block_id)
+        self.num_set_aside -= request.num_set_aside
+        request.is_confirmed = False
+        request.entries.extend(cache.allocate(endpoint, demand.fa_blocks[:num_fresh]))
+        self.num_set_aside += request.num_set_aside
+        return self._granted(demand, start, num_tokens, request.first_index, request.entries)
 
     def _granted(
         self, demand: SwaDemand, start: int, num_tokens: int, first_index: int, entries: list[SwaEntry]
@@ -264,6 +329,9 @@ class SWACacheManager:
     def check(self) -> None:
         """Everything that holds inside this actor, O(pool)."""
         self.cache.check()
+        self.loading.check()
+        if not self.loading.loads.keys().isdisjoint(self.requests):
+            raise InvariantViolated(f"loading and with a table: {self.loading.loads.keys() & self.requests}")
         set_aside = 0
         owners: dict[int, int] = {}
         for request in self.requests.values():
@@ -281,6 +349,7 @@ class SWACacheManager:
         return {
             "epoch": self._epoch,
             "cache": self.cache.snapshot(),
+            "loading": self.loading.snapshot(),
             "requests": [
                 (
                     request_id,

@@ -52,6 +52,9 @@ class SwaRelease(Value):
 class SwaDemand(Value):
     """SWA blocks for one request's tokens in this step.
 
+    A confirmed request (`messages.swa_remote`) is new, but goes on from its endpoint instead of matching:
+    first_index is that endpoint.
+
     A running request computes [start, start + n) with n = min(num_tokens, budget left). For a new one
     `start` is the FA hit; the endpoint of the match replaces it, and
     n = min(num_tokens, num_total_tokens - start, budget left, max_end - start).

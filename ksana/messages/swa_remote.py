@@ -123,3 +123,8 @@ class SwaReleaseHeld(Message):
 
 SwaAnswer = SwaProbed | SwaReserved | SwaCallRefused | SwaConfirmed | SwaHeld
 """What the SWA cache manager answers to the questions above."""
+
+SwaCall = (
+    SwaProbe | SwaReserve | SwaConfirm | SwaDrop | SwaReleaseConfirmed | SwaForget | SwaHold | SwaReleaseHeld
+)
+"""What the block allocator asks and tells."""
