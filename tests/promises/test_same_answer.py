@@ -217,12 +217,14 @@ async def test_after_preemption(case: Case, caching: bool) -> None:
     assert is_balanced(status.swa_use)
 
 
+@pytest.mark.parametrize(
+    "case", ["gemma", pytest.param("gemma-3-270m", marks=pytest.mark.slow)], indirect=True
+)
 async def test_sliding_windows_thinned_by_other_traffic(case: Case) -> None:
     """SWA blocks are evicted before the FA blocks beside them, so a prefix is found and only some of it can
     be used: from none of it to all of it, in several rounds."""
     window = case.files.spec.sliding_window
-    if window is None:
-        pytest.skip("no sliding layers")
+    assert window is not None
     engine, recording = case.engine(
         kv_cache_memory=case.thin, max_num_batched_tokens=64, max_num_seqs=2, num_threads=None
     )
