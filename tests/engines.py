@@ -19,6 +19,7 @@ from ksana.messages.outputs import Ended, Outcome, PromptAccepted, TextDelta, Us
 from ksana.messages.requests import SamplingParams, TokensPrompt
 from ksana.messages.status import EngineStatus
 from ksana.model_setup import ModelFiles, ModelSetup, find_model
+from ksana.stores.store import Store
 
 COST = LinearStepCost(fixed_s=0.01, per_token_s=1e-4, per_attended_token_s=0)
 
@@ -35,9 +36,11 @@ def simulated(
     start_fault: StartFault | None = None,
     made: list[SimulatedBackend] | None = None,
     tap: Any = None,
+    store: Store | None = None,
     **settings: Any,
 ) -> Engine:
-    """An engine whose device checks every block it reads, on whatever clock trio runs on."""
+    """An engine whose device checks every block it reads, on whatever clock trio runs on, and whose caches
+    are checked after every message. With a `store`, that is its remote cache."""
 
     def backend(setup: ModelSetup) -> SimulatedBackend:
         config = setup.cache_config()
@@ -48,6 +51,7 @@ def simulated(
                 num_fa_blocks=config.num_fa_blocks,
                 num_swa_blocks=config.num_swa_blocks,
                 sliding_window=config.sliding_window,
+                staging=setup.staging,
             ),
             cost=COST,
             fault=fault,
@@ -64,6 +68,8 @@ def simulated(
         backend=backend,
         threads=False,
         tap=tap,
+        store=store,
+        check_messages=True,
     )
 
 

@@ -18,16 +18,16 @@ from hypothesis.stateful import (
 
 from ksana.messages.outputs import Aborted, Failed, Finished
 from ksana.messages.requests import Abort, Drain, StopStringFound
-from tests.scheduling.world import EOS, World
+from tests.scheduling.world import ACTORS, EOS, World
 
 SHARED = tuple(range(500, 524))
-ACTORS = ("scheduler", "block_allocator", "swa_cache_manager", "executor")
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Every request ends exactly once with exactly its tokens, pools balance, nothing hangs."""
 
     window: int | None = None
+    has_loader = False
 
     @initialize(
         num_blocks=st.integers(6, 24),
@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_seqs=st.integers(1, 6),
         plan_ahead=st.booleans(),
         prefix_caching=st.booleans(),
+        loader_seed=st.integers(0, 1 << 16),
     )
     def begin(
         self,
@@ -45,13 +46,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_seqs: int,
         plan_ahead: bool,
         prefix_caching: bool,
+        loader_seed: int,
     ) -> None:
         self.world = World(
             num_blocks=num_blocks,
             window=self.window,
             # two chunks, a window and a block, rounded up
             num_swa_blocks=2 * (budget // 4 + 1) + (self.window or 0) // 4 + 2 + extra_swa,
-            prefix_caching=prefix_caching,
+            prefix_caching=prefix_caching or self.has_loader,
+            loader_seed=loader_seed if self.has_loader else None,
             max_num_batched_tokens=budget,
             max_num_seqs=num_seqs,
             max_model_len=num_blocks * 4,
@@ -107,6 +110,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(ACTORS), at_once=st.booleans())
     def deliver(self, name: str, at_once: bool) -> None:
         self.world.deliver(name, at_once)
+
+    @precondition(lambda self: self.has_loader)
+    @rule()
+    def end_write_back(self) -> None:
+        self.world.write_back_ends()
 
     @rule(count=st.integers(1, 60))
     def go_on(self, count: int) -> None:
@@ -211,7 +219,22 @@ class WindowMachine(SchedulerMachine):
     window = 10
 
 
-MACHINES = pytest.mark.parametrize("machine", [SchedulerMachine, WindowMachine])
+class LoadingMachine(SchedulerMachine):
+    """The same with a remote store that has all, some or nothing."""
+
+    has_loader = True
+
+
+class LoadingWindowMachine(SchedulerMachine):
+    """Both."""
+
+    window = 10
+    has_loader = True
+
+
+MACHINES = pytest.mark.parametrize(
+    "machine", [SchedulerMachine, WindowMachine, LoadingMachine, LoadingWindowMachine]
+)
 
 
 def live(machine: type[SchedulerMachine], num_lives: int) -> None:
