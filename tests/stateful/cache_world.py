@@ -4,6 +4,7 @@ is a fingerprint of everything before a token, so that reading a wrong block is 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ksana.cache.block_allocator import BlockAllocator
@@ -23,6 +24,7 @@ from ksana.messages.blocks import (
     UpdateRequestTokens,
 )
 from ksana.messages.swa import SwaBatch, SwaBatchDone
+from ksana.messages.swa_remote import SwaAnswer, SwaCall
 
 POISON = -1
 
@@ -77,6 +79,8 @@ class Step:
     step_id: int
     rows: list[Row]
     edits: list[tuple[tuple[int, int], TableEdits]]
+    copies: list[Callable[[], None]]
+    """Copies from and to staging memory, sent before this step."""
 
     def edit_tables(self, tables: Tables) -> None:
         """As a worker does at the beginning of the step."""
@@ -105,6 +109,7 @@ class World:
         self.in_flight: deque[Step] = deque()
         self.releases: list[int] = []
         self.edits: list[tuple[tuple[int, int], TableEdits]] = []
+        self.copies: list[Callable[[], None]] = []
         self.open: PlanBlocks | None = None
         self.to_manager: list[Message] = []
         self.to_allocator: list[Message] = []
@@ -128,6 +133,8 @@ class World:
         for address, said in self.allocator.handle(0.0, [message]):
             if address == "swa_cache_manager":
                 self.to_manager.append(said)
+            elif address == "remote_cache_loader":
+                self.hear_remote(said)
             else:
                 assert isinstance(said, BlocksPlanned)
                 self._take_answer(said)
@@ -137,7 +144,7 @@ class World:
         """What the allocator has said reaches the SWA cache manager."""
         assert self.manager is not None
         for message in self.to_manager:
-            assert isinstance(message, SwaBatch | ResetPools)
+            assert isinstance(message, SwaBatch | ResetPools | SwaCall)
             self.num_messages += 1
             self.to_allocator.extend(said for _, said in self.manager.handle(0.0, [message]))
             self.manager.check_touched()
@@ -147,14 +154,19 @@ class World:
     def deliver_to_allocator(self) -> None:
         messages, self.to_allocator = self.to_allocator, []
         for message in messages:
-            assert isinstance(message, SwaBatchDone)
+            assert isinstance(message, SwaBatchDone | SwaAnswer)
             self._tell_allocator(message)
 
     def settle(self) -> None:
-        if self.to_manager:
-            self.deliver_to_manager()
-        if self.to_allocator:
+        """Until nobody waits for an answer."""
+        while self.to_manager or self.to_allocator:
+            if self.to_manager:
+                self.deliver_to_manager()
             self.deliver_to_allocator()
+
+    def hear_remote(self, said: Message) -> None:
+        """What the allocator tells the remote-cache loader."""
+        raise AssertionError(f"there is no loader: {said}")
 
     def check(self) -> None:
         self.allocator.check_touched()
@@ -203,19 +215,7 @@ class World:
                 )
                 request.reported = (request.computed, request.known)
         demands = [demand for request_id in self.running if (demand := self._demand(request_id))]
-        for request_id in self.waiting[:num_new]:
-            request = self.requests[request_id]
-            new = NewRequestBlocks(
-                token_ids=request.truth[: request.known],
-                cache_salt=request.salt,
-                num_reserved_tokens=request.known + 1,
-                resumed=request.was_preempted,
-            )
-            demands.append(
-                AllocateRequestBlocks(
-                    request_id=request_id, num_computed_tokens=0, num_tokens=request.known, new=new
-                )
-            )
+        demands += [self._new_demand(self.requests[request_id]) for request_id in self.waiting[:num_new]]
         self._last_step_id += 1
         oldest = self.in_flight[0].step_id if self.in_flight else self._last_step_id
         self.open = PlanBlocks(
@@ -229,6 +229,17 @@ class World:
         )
         self.releases = []
         self._tell_allocator(self.open)
+
+    def _new_demand(self, request: Request) -> AllocateRequestBlocks:
+        new = NewRequestBlocks(
+            token_ids=request.truth[: request.known],
+            cache_salt=request.salt,
+            num_reserved_tokens=request.known + 1,
+            resumed=request.was_preempted,
+        )
+        return AllocateRequestBlocks(
+            request_id=request.request_id, num_computed_tokens=0, num_tokens=request.known, new=new
+        )
 
     def _is_report_due(self, request: Request, report_all: bool) -> bool:
         size = self.config.block_size
@@ -261,8 +272,9 @@ class World:
         rows = [row for grant in answer.grants if (row := self._row(grant)) is not None]
         self._check_writers(rows)
         if rows:
-            self.in_flight.append(Step(answer.step_id, rows, self.edits))
+            self.in_flight.append(Step(answer.step_id, rows, self.edits, self.copies))
             self.edits = []
+            self.copies = []
 
     def _check_order(self, plan: PlanBlocks, answer: BlocksPlanned) -> None:
         """Budget kept; no new request overtakes a refused one."""
@@ -332,12 +344,20 @@ class World:
     def step_done(self) -> None:
         """The oldest step in flight runs now, and is done."""
         step = self.in_flight.popleft()
+        for copy in step.copies:
+            copy()
         step.edit_tables(self.tables)
         for row in step.rows:
             self._write(row)
         for row in step.rows:
             self._read(row)
             self._take_result(row)
+        self.run_copies()
+
+    def run_copies(self) -> None:
+        """Copies take their turn among the steps: at once only if none is in flight."""
+        while self.copies and not self.in_flight:
+            self.copies.pop(0)()
 
     def _write(self, row: Row) -> None:
         size = self.config.block_size
@@ -383,6 +403,7 @@ class World:
         self.open = None
         self.in_flight.clear()
         self.edits = []
+        self.copies = []
         self.releases = []
         for request_id in list(self.running):
             self.leave(request_id, for_good=False)
@@ -407,9 +428,14 @@ class World:
                 self.leave(self.running[-1], for_good=False)
             if not answer.grants and self.in_flight:
                 self.step_done()
+            elif not answer.grants and not self.running:
+                self.make_way()
         assert not self.requests, "requests that never end"
         self.plan(num_new=0)
         self.settle()
+
+    def make_way(self) -> None:
+        """The head of the queue does not fit though nothing runs."""
 
     def check_empty(self) -> None:
         """Nobody runs: every block is free or cached."""

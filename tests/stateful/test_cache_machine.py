@@ -62,7 +62,7 @@ class CacheMachine(RuleBasedStateMachine):
         plan_ahead=st.booleans(),
         caching=st.sampled_from([True, True, True, False]),
         window_open_at_start=st.booleans(),
-        policy=st.sampled_from(["lfu", "lru"]),
+        policy=st.sampled_from(["lfu", "lru", "lfu-aged"]),
     )
     def start(
         self,
@@ -88,7 +88,10 @@ class CacheMachine(RuleBasedStateMachine):
             window_open_at_start=window_open_at_start,
             swa_eviction=policy,
         )
-        self.world = World(config, budget)
+        self.world = self.make_world(config, budget)
+
+    def make_world(self, config: CacheConfig, budget: int) -> World:
+        return World(config, budget)
 
     @rule(
         family=st.integers(0, 1),
