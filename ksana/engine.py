@@ -142,6 +142,8 @@ class Engine:
         return engine_status(
             now_s=now_s(),
             scheduler=self._scheduler.status(),
+            fa_use=self._allocator.fa.pool.use(),
+            swa_use=self._manager.cache.pool.use() if self._manager is not None else None,
             executor=self._executor,
             slots=self._slots,
             counters=self._counters,
@@ -182,7 +184,7 @@ class Engine:
             max_model_len=self.setup.max_model_len,
             vocab_size=self._files.spec.vocab_size,
         )
-        self._scheduler = Scheduler(self.setup.scheduler_settings())
+        self._make_cores()
         self._executor = DeviceExecutor(
             self._make_backend(self.setup),
             self._to_executor,
@@ -218,6 +220,12 @@ class Engine:
     def _loader_post(self) -> Post | None:
         return self._to_loader.put if self._remote is not None else None
 
+    def _make_cores(self) -> None:
+        config = self.setup.cache_config()
+        self._scheduler = Scheduler(self.setup.scheduler_settings())
+        self._allocator = BlockAllocator(config)
+        self._manager = SWACacheManager(config) if config.has_swa else None
+
     def _process_backend(self, setup: ModelSetup) -> Backend:
         return ProcessBackend(
             setup.worker_settings(),
@@ -235,10 +243,8 @@ class Engine:
 
     async def _run_generation(self) -> None:
         """All actors, with fresh cores, until one breaks."""
-        config = self.setup.cache_config()
-        self._scheduler = Scheduler(self.setup.scheduler_settings())
-        allocator = BlockAllocator(config)
-        manager = SWACacheManager(config) if config.has_swa else None
+        self._make_cores()
+        allocator, manager = self._allocator, self._manager
         async with trio.open_nursery() as actors:
 
             async def tokenizer() -> None:
@@ -299,7 +305,11 @@ class Engine:
                 actors.start_soon(remote_cache_loader, self._remote)
             actors.start_soon(self._executor.run)
             actors.start_soon(
-                check_when_idle, allocator, manager, lambda: self.status().last_step_id, self._is_idle
+                check_when_idle,
+                allocator,
+                manager,
+                lambda: self._scheduler.status().last_step_id,
+                self._is_idle,
             )
 
     def _is_idle(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from ksana.actors.device_executor import DeviceExecutor
-from ksana.messages.blocks import CacheCounters
+from ksana.messages.blocks import CacheCounters, PoolUse
 from ksana.messages.status import EngineStatus, SchedulerCounters
 from ksana.messages.stores import RemoteCacheStatus
 from ksana.runtime.slots import Slots
@@ -36,6 +36,8 @@ def engine_status(
     *,
     now_s: float,
     scheduler: SchedulerStatus,
+    fa_use: PoolUse,
+    swa_use: PoolUse | None,
     executor: DeviceExecutor,
     slots: Slots,
     counters: EngineCounters,
@@ -50,8 +52,8 @@ def engine_status(
         num_open_slots=len(slots),
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
-        fa_use=scheduler.fa_use,
-        swa_use=scheduler.swa_use,
+        fa_use=fa_use,
+        swa_use=swa_use,
         cache=_sum(counters.past_cache, scheduler.cache or CacheCounters()),
         counters=_sum(counters.past, _counters(scheduler)),
         worker_state=executor.state,
