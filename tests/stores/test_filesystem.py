@@ -131,14 +131,14 @@ async def test_use_before_a_restart_counts_and_so_do_smaller_caps(directory: Dir
 
 
 async def test_a_file_that_another_process_has_used_meanwhile_is_spared(directory: Directory) -> None:
-    mine, other = capped(directory, 3), capped(directory, 3)
-    keys = [new_key() for _ in range(4)]
-    for key in keys[:3]:
+    mine, other = capped(directory, 40), capped(directory, 40)
+    keys = [new_key() for _ in range(41)]
+    for key in keys[:40]:  # the last scan is before the fortieth
         await put(mine, key)
     await trio.sleep(0.02)  # more than the grain of mtimes
     assert await has(other, keys[0])
-    await put(mine, keys[3])
-    assert [await has(mine, key) for key in keys] == [True, False, True, True]
+    await put(mine, keys[40])
+    assert [await has(mine, key) for key in keys] == [True, False, *[True] * 39]
 
 
 async def test_files_deleted_by_others_are_misses_and_make_room(directory: Directory) -> None:
@@ -336,7 +336,9 @@ async def test_what_is_no_file_in_the_place_of_a_block_is_an_error_and_never_wai
         directory.path(key).parent.mkdir(exist_ok=True, parents=True)
     os.mkfifo(directory.path(pipe))
     directory.path(folder).mkdir()
-    directory.path(link).symlink_to("/etc/passwd")
+    await put(store, link)  # a good block, but in another place
+    directory.path(link).rename(directory.root / "elsewhere")
+    directory.path(link).symlink_to(directory.root / "elsewhere")
     with trio.fail_after(5):
         for key in (pipe, folder, link):
             with pytest.raises(RemoteCacheError):

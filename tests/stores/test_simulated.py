@@ -103,6 +103,31 @@ def test_down_refuses_calls_under_way_too() -> None:
     on_virtual_time(main)
 
 
+def test_down_or_frozen_in_the_middle_of_a_value() -> None:
+    async def main() -> None:
+        store, key = SimulatedStore(1, bytes_per_s=1000.0), new_key()
+        await put(store, key)
+        ends: list[str] = []
+
+        async def read() -> None:
+            ends.append(await outcome(store, key))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.sleep(0.5)
+            store.freeze()
+            await trio.sleep(100)
+            assert ends == []
+            store.thaw()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.sleep(0.5)
+            store.faults.down = True
+        assert ends == ["hit", "error"]
+
+    on_virtual_time(main)
+
+
 def test_shares_hit_about_that_share_of_keys_and_always_the_same() -> None:
     async def main() -> None:
         store = await filled()
