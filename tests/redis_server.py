@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +32,9 @@ class RedisServer:
 
     def start(self) -> None:
         """Returns when it takes connections."""
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        # A test run that is killed takes its servers with it, where there is util-linux.
+        command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        command += ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--unixsocket", str(self.socket_path), "--dir", str(self._directory), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 20
