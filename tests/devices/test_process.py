@@ -10,15 +10,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
 from ksana.devices.backend import WorkerLostError, WorkerSettings
 from ksana.devices.process import ProcessBackend
-from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens
+from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens, simulated_block_bytes
+from ksana.devices.staging import StagingMemory
 from ksana.errors import ModelLoadError
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagedBlock, StagingCopied
+from ksana.messages.steps import StepDone
 
-from .plans import first_plan, next_plan
+from .plans import edits, first_plan, next_plan, plan, row
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 SETTINGS = WorkerSettings(
@@ -195,3 +199,34 @@ async def test_the_worker_dies_with_its_parent_even_in_the_middle_of_a_step() ->
     parent.wait()
     parent.stdout.close()
     await wait_until_gone(pid, within_s=5)
+
+
+async def test_a_worker_process_shares_staging_memory_over_restarts() -> None:
+    memory = StagingMemory.create(4, simulated_block_bytes(16))
+    made = ProcessBackend(msgspec.structs.replace(SETTINGS, staging=memory.area), command=COMMAND)
+    out = CopyToStaging(pool_epoch=1, copy_id=5, blocks=(StagedBlock(pool="fa", block_id=1, slot=2),))
+    try:
+        with trio.fail_after(30):
+            await made.start(1)
+            await made.submit(first_plan(1))
+            await made.submit(out)
+            assert isinstance(await made.receive(), StepDone)
+            assert await made.receive() == StagingCopied(pool_epoch=1, copy_id=5)
+            inline = SimulatedWorker(hashed_tokens(1000), block_size=16, num_fa_blocks=64)
+            expected = inline.run(first_plan(1)).results
+            content = inline._pools["fa"].content(1).tobytes()
+            assert bytes(memory.slot(2, len(content))) == content
+
+            await made.start(2)
+            back = (StagedBlock(pool="fa", block_id=7, slot=2),)
+            await made.submit(CopyFromStaging(pool_epoch=2, copy_id=6, blocks=back))
+            # Only the last token is computed: the others are read from the block that was loaded.
+            new = first_plan(1).new
+            await made.submit(plan(2, row(1, 4, 1, fa=edits(7)), new=new))
+            assert await made.receive() == StagingCopied(pool_epoch=2, copy_id=6)
+            done = await made.receive()
+            assert isinstance(done, StepDone)
+            assert done.results == expected
+    finally:
+        await made.stop()
+        memory.close()

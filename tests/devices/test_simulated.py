@@ -6,15 +6,17 @@ from ksana.devices.backend import WorkerInfo, WorkerLostError
 from ksana.devices.inline import InlineBackend
 from ksana.devices.simulated import SimulatedBackend, crash_at_steps
 from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens
+from ksana.devices.staging import StagingMemory
 from ksana.errors import InvariantViolated, ModelLoadError
 from ksana.messages.blocks import BlockCopy
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagedBlock, StagingCopied
 from ksana.messages.steps import StepPlan
 from ksana.runtime.virtual_clock import VirtualClock
 
 from .plans import edits, first_plan, new_row, next_plan, plan, row
 
 
-def worker(window: int | None = None) -> SimulatedWorker:
+def worker(window: int | None = None, staging: StagingMemory | None = None) -> SimulatedWorker:
     num_swa_blocks = 8 if window else 0
     return SimulatedWorker(
         hashed_tokens(1000),
@@ -22,6 +24,7 @@ def worker(window: int | None = None) -> SimulatedWorker:
         num_fa_blocks=8,
         num_swa_blocks=num_swa_blocks,
         sliding_window=window,
+        staging=staging,
     )
 
 
@@ -178,3 +181,60 @@ async def test_inline_backend() -> None:
     await backend.submit(first_plan(3, num_tokens=3))
     assert (await backend.receive()).step_id == 3
     await backend.stop()
+
+
+def test_copies_through_staging_memory_carry_content_and_only_that() -> None:
+    memory = StagingMemory.create(4, 64)
+    first, second = worker(window=4, staging=memory), worker(window=4, staging=memory)
+    first.run(
+        plan(1, row(1, 0, 6, fa=edits(0, 1), swa=edits(2, 3)), new=(new_row(1, PROMPT),)),
+    )
+    out = (StagedBlock(pool="fa", block_id=0, slot=1), StagedBlock(pool="swa", block_id=2, slot=3))
+    first.copy_staged(CopyToStaging(pool_epoch=1, copy_id=1, blocks=out))
+    back = (StagedBlock(pool="fa", block_id=5, slot=1), StagedBlock(pool="swa", block_id=6, slot=3))
+    done = second.copy_staged(CopyFromStaging(pool_epoch=4, copy_id=2, blocks=back))
+    assert done == StagingCopied(pool_epoch=4, copy_id=2)
+    loaded = row(1, 4, 2, fa=edits(5, 4), swa=edits(6, 4))
+    assert second.run(plan(1, loaded, new=(new_row(1, PROMPT),))).results[0].error is None
+    with pytest.raises(InvariantViolated, match="does not hold the KV"):
+        second.run(plan(2, row(2, 4, 2, fa=edits(5, 3), swa=edits(6, 3)), new=(new_row(2, (9,) * 6),)))
+    with pytest.raises(InvariantViolated, match="outside the pool"):
+        second.copy_staged(
+            CopyToStaging(pool_epoch=4, copy_id=3, blocks=(StagedBlock(pool="fa", block_id=8, slot=0),))
+        )
+    with pytest.raises(InvariantViolated, match="without staging memory"):
+        worker().copy_staged(CopyToStaging(pool_epoch=1, copy_id=1, blocks=out[:1]))
+
+
+def test_copies_take_their_turn_among_steps() -> None:
+    async def main() -> None:
+        memory = StagingMemory.create(4, 64)
+        cost = LinearStepCost(fixed_s=1, per_token_s=0, per_attended_token_s=0)
+        backend = SimulatedBackend(
+            lambda: worker(staging=memory), cost=cost, start_time_s=5, copy_s_per_block=0.25
+        )
+        await backend.start(1)
+        await backend.submit(first_plan(1, num_tokens=3))
+        out = (StagedBlock(pool="fa", block_id=1, slot=0),)
+        await backend.submit(CopyToStaging(pool_epoch=1, copy_id=9, blocks=out))
+        await backend.submit(next_plan(2, 1, 3))
+        answers = [(await backend.receive(), trio.current_time()) for _ in range(3)]
+        assert [(type(answer).__name__, at) for answer, at in answers] == [
+            ("StepDone", 6),
+            ("StagingCopied", 6.25),
+            ("StepDone", 7.25),
+        ]
+
+    trio.run(main, clock=VirtualClock())
+
+
+async def test_inline_backend_copies() -> None:
+    memory = StagingMemory.create(4, 64)
+    backend = InlineBackend(lambda: (worker(staging=memory), WorkerInfo(device="inline")))
+    await backend.start(1)
+    await backend.submit(first_plan(1, num_tokens=3))
+    out = (StagedBlock(pool="fa", block_id=1, slot=0),)
+    await backend.submit(CopyToStaging(pool_epoch=1, copy_id=9, blocks=out))
+    await backend.receive()
+    assert await backend.receive() == StagingCopied(pool_epoch=1, copy_id=9)
+    assert bytes(memory.slot(0, 8)) != bytes(8)

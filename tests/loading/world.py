@@ -431,6 +431,35 @@ class World:
             self.store_acts(late[0], share=self.random.choice([0.0, 0.5]), timed_out=True)
         self.deliver(0)
 
+    def bustle(self, num_acts: int, share_bad: float) -> None:
+        """Any of those that have something to do does it, again and again; the store not always well."""
+        for _ in range(num_acts):
+            acts = [
+                act
+                for act, can in (
+                    (self.deliver, self.inbox),
+                    (self.allocator_acts, self.to_allocator),
+                    (self.worker_acts, self.to_worker),
+                    (lambda: self.store_somehow(share_bad), self.to_store),
+                )
+                if can
+            ]
+            if not acts:
+                return
+            self.random.choice(acts)()
+
+    def store_somehow(self, share_bad: float) -> None:
+        at = self.random.randrange(len(self.to_store))
+        if self.random.random() >= share_bad:
+            self.store_acts(at)
+            return
+        self.store_acts(
+            at,
+            share=self.random.choice([0.0, 0.5, 0.9]),
+            bad=self.random.choice(["missing", "corrupt", "failed"]),
+            timed_out=self.random.random() < 0.1,
+        )
+
     def settle(self) -> None:
         """Everybody does what there is to do, until nobody has anything to do any more."""
         for _ in range(10_000):

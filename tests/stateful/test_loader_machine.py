@@ -58,6 +58,10 @@ class LoaderMachine(RuleBasedStateMachine):
     def deliver(self, count: int) -> None:
         self.world.deliver(count)
 
+    @rule(num_acts=st.integers(1, 40), share_bad=st.sampled_from([0.0, 0.0, 0.2, 0.6]))
+    def bustle(self, num_acts: int, share_bad: float) -> None:
+        self.world.bustle(num_acts, share_bad)
+
     @precondition(lambda self: self.world.to_allocator)
     @rule(refuses=st.sampled_from([False, False, False, True]))
     def allocator(self, refuses: bool) -> None:
