@@ -8,7 +8,7 @@ MODEL ?= smollm2-135m
 # An extra package index for PyTorch, such as the one for builds without CUDA (see README.md).
 TORCH_INDEX ?=
 # Debian packages that tests want, and the program that shows each is there: package=program.
-TEST_PACKAGES := gcc=gcc
+TEST_PACKAGES := gcc=gcc redis-server=redis-server
 
 export PYTHON PORT TORCH_INDEX
 
