@@ -12,9 +12,12 @@ from ksana.actors.device_executor import (
 from ksana.devices.backend import WorkerLostError
 from ksana.devices.simulated import Fault, SimulatedBackend, StartFault, crash_at_steps
 from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens
+from ksana.devices.staging import StagingMemory
+from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
 from ksana.messages.blocks import BlockTableEdit
 from ksana.messages.requests import SamplingParams
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagedBlock, StagingCopied
 from ksana.messages.steps import NewRow, Row, StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.virtual_clock import VirtualClock
@@ -34,7 +37,9 @@ class Bench:
 
     def __init__(self, fault: Fault | None = None, start_fault: StartFault | None = None) -> None:
         self.backend = SimulatedBackend(
-            lambda: SimulatedWorker(hashed_tokens(100), block_size=4, num_fa_blocks=8),
+            lambda: SimulatedWorker(
+                hashed_tokens(100), block_size=4, num_fa_blocks=8, staging=StagingMemory.create(4, 64)
+            ),
             fault=fault,
             start_fault=start_fault,
             start_time_s=1,
@@ -43,8 +48,14 @@ class Bench:
         self.said: list[tuple[float, Message]] = []
         self.heard = trio.Event()
         self.taps = 0
+        self.copied: list[Message] = []
         self.executor = DeviceExecutor(
-            self.backend, self.mailbox, scheduler=self._hear, step_timeout_s=50, tap=self._count
+            self.backend,
+            self.mailbox,
+            scheduler=self._hear,
+            step_timeout_s=50,
+            remote_cache_loader=self.copied.append,
+            tap=self._count,
         )
 
     def _hear(self, message: Message) -> None:
@@ -227,3 +238,43 @@ def test_the_first_start_does_not_retry() -> None:
         assert b.backend.num_starts == 1
 
     trio.run(main, clock=VirtualClock())
+
+
+def test_copies_go_to_the_worker_and_their_answers_to_the_loader() -> None:
+    async def script(b: Bench) -> None:
+        await b.next(WorkerReady)
+        out = (StagedBlock(pool="fa", block_id=1, slot=0),)
+        b.mailbox.put(CopyToStaging(pool_epoch=0, copy_id=1, blocks=out))  # of an epoch that is over
+        b.mailbox.put(plan(1, 1))
+        b.mailbox.put(CopyToStaging(pool_epoch=1, copy_id=2, blocks=out))
+        b.mailbox.put(CopyFromStaging(pool_epoch=1, copy_id=3, blocks=out))
+        await b.next(StepDone)
+        await trio.sleep(100)
+        assert b.said == []
+        assert b.copied == [StagingCopied(pool_epoch=1, copy_id=2), StagingCopied(pool_epoch=1, copy_id=3)]
+
+    run(Bench, script)
+
+
+def test_a_worker_that_hangs_in_a_copy_is_replaced() -> None:
+    async def script(b: Bench) -> None:
+        await b.next(WorkerReady)
+        b.backend._copy_s_per_block = 1e9
+        began_s = trio.current_time()
+        out = (StagedBlock(pool="fa", block_id=1, slot=0),)
+        b.mailbox.put(CopyToStaging(pool_epoch=1, copy_id=2, blocks=out))
+        await b.next(WorkerLost)
+        assert trio.current_time() == pytest.approx(began_s + 50)
+        assert await b.next(WorkerReady) == WorkerReady(pool_epoch=2)
+        assert b.copied == []
+
+    run(Bench, script)
+
+
+async def test_a_message_it_does_not_understand_is_a_bug() -> None:
+    b = Bench()
+    b.executor.state = "ready"
+    await b.backend.start(1)
+    b.mailbox.put(WorkerReady(pool_epoch=1))
+    with pytest.RaisesGroup(pytest.RaisesExc(InvariantViolated, match="WorkerReady")):
+        await b.executor.run()

@@ -22,9 +22,7 @@ def test_slots_hold_a_block_of_either_pool() -> None:
     assert plan_slots(1000, 100, 65) == (7, 128)
     assert plan_slots(512, 128, 0) == (4, 128)
     assert plan_slots(1 << 30, 1, 0) == (MAX_SLOTS, 64)
-    with pytest.raises(
-        ConfigError, match=r"512 B holds 2 KV blocks of 256 B; at least 4 are needed: 1.00 KiB"
-    ):
+    with pytest.raises(ConfigError, match=r"512 B holds 2 KV blocks of 256 B; .* 4 are needed: 1.00 KiB"):
         plan_slots(512, 200)
 
 

@@ -20,7 +20,7 @@ def brute_force(
     window: int,
     open_at_start: bool,
 ) -> tuple[int, int, tuple[int, ...]]:
-    """Try every M and every set of blocks that the store has: the farthest endpoint, then the fewest blocks."""
+    """Try every M and every set of blocks there is: the farthest endpoint, then the fewest blocks."""
     best: tuple[int, int, tuple[int, ...]] | None = None
     for m in range(local_fa, local_fa + len(fa_in_store) + 1):
         if not all(fa_in_store[: m - local_fa]):
