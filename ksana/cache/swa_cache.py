@@ -28,7 +28,7 @@ class SwaCache:
     def __init__(self, config: CacheConfig) -> None:
         self.pool: BlockAllocatorGroupInterface = BlockPool(config.num_swa_blocks)
         self.num_evictions = 0
-        self._queue = SwaEvictionQueue(config.swa_eviction)
+        self._queue = SwaEvictionQueue(config.swa_eviction, config.num_swa_blocks)
         self._entries: dict[int, SwaEntry] = {}
         self._fixed: dict[int, SwaEntry] = {}
         self._num_made = 0
@@ -82,7 +82,7 @@ class SwaCache:
 
     def increment_hit_count(self, fa_block_id: int) -> None:
         """One more request starts from this block. Only while it is referenced: its rank must not move."""
-        self._fixed[fa_block_id].hit_count += 1
+        self._queue.count_hit(self._fixed[fa_block_id])
 
     def release(self, entries: Sequence[SwaEntry], until_step: StepId) -> None:
         """Drop one reference of each: fixed ones become reclaimable, others free, when nobody is left and
@@ -137,6 +137,7 @@ class SwaCache:
             fa_generation=fa_block.generation,
             prefix_fa_block_num=index,
             insertion=self._num_made,
+            weighed_at=self._queue.age,
         )
         self._num_made += 1
         self._entries[swa_block_id] = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from math import frexp, ldexp
 
 import msgspec
 
@@ -24,10 +25,15 @@ class SwaEntry(msgspec.Struct, kw_only=True):
     """Its tokens are computed and its FA block stands in the tree; before that it is nobody's cache."""
     last_released: int = 0
     """Number of the release that made it reclaimable."""
+    weight: float = 1.0
+    """Its making and its hits, aged (lfu-aged): in units of one hit in age `weighed_at`."""
+    weighed_at: int = 0
 
 
 FIELD_BITS = 40
 """Ids, positions, hits and counts are far below 2**40."""
+MANTISSA_BITS = 53
+"""Of a float; weights are sums of powers of two, and exact while they span less."""
 
 
 class SwaEvictionQueue:
@@ -35,13 +41,19 @@ class SwaEvictionQueue:
 
     lfu: fewest hits, then smallest position (it saves the least computation), then oldest.
     lru: longest without a reference.
+    lfu-aged: like lfu, but the making of the block counts as well, and everything that counts is halved
+    once in an age. An age is as many evictions as the pool has blocks: the time in which it would be
+    filled anew. Halving all weights alike changes no order, so it is never done: a hit of a later age
+    counts twice as much instead (exact powers of two).
     A rank is one integer, fields from high to low, the SWA block id last: compared in one go. It cannot
     change while its entry is reclaimable; entries that are referenced again leave a stale rank behind.
     Cost: O(log n); a rebuild, at amortised O(1), when more than half of the ranks are stale.
     """
 
-    def __init__(self, policy: SwaEviction) -> None:
+    def __init__(self, policy: SwaEviction, num_blocks: int) -> None:
         self._policy = policy
+        self._evictions_per_age = num_blocks
+        self._num_evictions = 0
         self._heap: list[int] = []
         self._queued: dict[int, int] = {}
         """SWA block id and the rank under which it now waits."""
@@ -53,8 +65,24 @@ class SwaEvictionQueue:
     def __contains__(self, swa_block_id: int) -> bool:
         return swa_block_id in self._queued
 
+    @property
+    def age(self) -> int:
+        return self._num_evictions // self._evictions_per_age
+
+    def count_hit(self, entry: SwaEntry) -> None:
+        """One more use of an entry that is not reclaimable now."""
+        entry.hit_count += 1
+        entry.weight = ldexp(entry.weight, entry.weighed_at - self.age) + 1.0
+        entry.weighed_at = self.age
+
     def _rank(self, entry: SwaEntry) -> int:
-        value = entry.last_released if self._policy == "lru" else entry.hit_count
+        if self._policy == "lfu":
+            value = entry.hit_count
+        elif self._policy == "lru":
+            value = entry.last_released
+        else:
+            mantissa, exponent = frexp(entry.weight)
+            value = (exponent + entry.weighed_at) << MANTISSA_BITS | int(ldexp(mantissa, MANTISSA_BITS))
         rank = value << FIELD_BITS | entry.prefix_fa_block_num
         rank = rank << FIELD_BITS | entry.insertion
         return rank << FIELD_BITS | entry.swa_block_id
@@ -81,6 +109,7 @@ class SwaEvictionQueue:
             swa_block_id = rank & ((1 << FIELD_BITS) - 1)
             if self._queued.get(swa_block_id) == rank:
                 del self._queued[swa_block_id]
+                self._num_evictions += 1
                 return swa_block_id
 
     def snapshot(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings
@@ -115,12 +115,14 @@ class ModelEntry:
     fixed: bool = False
     hits: int = 0
     released: int = 0
+    uses: list[int] = field(default_factory=list)
+    """Ages in which it was made and hit."""
 
 
 class SwaMachine(RuleBasedStateMachine):
     """Model: a list of entries, sorted anew for every eviction."""
 
-    @initialize(policy=st.sampled_from(["lfu", "lru"]))
+    @initialize(policy=st.sampled_from(["lfu", "lru", "lfu-aged"]))
     def start(self, policy: Any) -> None:
         self.policy = policy
         self.cache = SwaCache(
@@ -131,11 +133,13 @@ class SwaMachine(RuleBasedStateMachine):
         self.model: dict[int, ModelEntry] = {}
         """By FA block id; every entry has its own."""
         self.clock = 0
+        self.num_evictions = 0
 
     def _candidates(self) -> list[int]:
         def rank(fa_id: int) -> tuple[int, int, int]:
             e = self.model[fa_id]
-            return (e.released if self.policy == "lru" else e.hits, e.position, e.made)
+            value = {"lru": e.released, "lfu": e.hits, "lfu-aged": sum(2**age for age in e.uses)}
+            return (value[self.policy], e.position, e.made)
 
         return sorted((f for f, e in self.model.items() if e.fixed and not e.refs), key=rank)
 
@@ -148,10 +152,12 @@ class SwaMachine(RuleBasedStateMachine):
             return
         for victim in candidates[: max(0, num_blocks - idle)]:
             del self.model[victim]
+            self.num_evictions += 1
         fa_ids = range(self.clock, self.clock + num_blocks)
         made = self.cache.allocate(position, [FaBlock(fa_block_id=f, generation=1) for f in fa_ids])
         for offset, (fa_id, entry) in enumerate(zip(fa_ids, made, strict=True)):
             self.model[fa_id] = ModelEntry(entry, position + offset, self.clock)
+            self.model[fa_id].uses.append(self.num_evictions // 7)
             self.clock += 1
 
     def _pick(self, which: int, *, fixed: bool | None = None, referenced: bool | None = None) -> int | None:
@@ -192,6 +198,7 @@ class SwaMachine(RuleBasedStateMachine):
             if hit:
                 self.cache.increment_hit_count(fa_id)
                 self.model[fa_id].hits += 1
+                self.model[fa_id].uses.append(self.num_evictions // 7)
 
     @rule(which=st.integers(0, 100))
     def forget(self, which: int) -> None:
