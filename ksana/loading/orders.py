@@ -44,8 +44,9 @@ class StoreOrders:
         return self._breaker.next_timer_s()
 
     def find(self, out: Activation, owner: int, keys: tuple[bytes, ...], deadline_s: float) -> None:
-        op_id = self._begin(Operation(kind="find", owner=owner, keys=keys))
-        deadline_s = min(deadline_s, out.now_s + self._settings.find_timeout_s)
+        fair_s = out.now_s + self._settings.find_timeout_s
+        op_id = self._begin(Operation(kind="find", owner=owner, keys=keys, is_cut_short=deadline_s < fair_s))
+        deadline_s = min(deadline_s, fair_s)
         out.store(StoreFind(op_id=op_id, keys=keys, deadline_s=deadline_s))
 
     def fetch(
@@ -56,10 +57,17 @@ class StoreOrders:
         blocks = tuple(
             StoredBlock(key=block.key, slot=slot, num_bytes=block.num_bytes) for block, slot in pairs
         )
+        fair_s = out.now_s + self._settings.fetch_timeout_s
         op_id = self._begin(
-            Operation(kind="fetch", owner=owner, blocks=blocks, wanted=tuple(block for block, _ in pairs))
+            Operation(
+                kind="fetch",
+                owner=owner,
+                blocks=blocks,
+                wanted=tuple(block for block, _ in pairs),
+                is_cut_short=deadline_s < fair_s,
+            )
         )
-        deadline_s = min(deadline_s, out.now_s + self._settings.fetch_timeout_s)
+        deadline_s = min(deadline_s, fair_s)
         out.store(StoreFetch(op_id=op_id, blocks=blocks, deadline_s=deadline_s))
 
     def save(self, out: Activation, owner: int, blocks: tuple[StoredBlock, ...]) -> None:
@@ -84,7 +92,7 @@ class StoreOrders:
         if operation.kind == "probe":
             self._take_probe(out, answer)
         else:
-            self._judge(out, answer)
+            self._judge(out, operation, answer)
             self._learn(operation, answer)
         if was_allowed and not self.allowed:
             out.log("warning", f"the remote cache is not used until it answers again: {answer.error}")
@@ -103,7 +111,7 @@ class StoreOrders:
             self._breaker.probe_succeeded()
             out.log("info", "the remote cache answers again and is used")
 
-    def _judge(self, out: Activation, answer: StoreAnswer) -> None:
+    def _judge(self, out: Activation, operation: Operation, answer: StoreAnswer) -> None:
         counters = self._state.counters
         failed = answer.error is not None
         if not isinstance(answer, StoreFound):
@@ -115,7 +123,10 @@ class StoreOrders:
                 out.log("warning", f"the remote cache gave {num_corrupt} damaged blocks: {answer.error}")
         if answer.timed_out:
             counters.num_store_timeouts += 1
-            self._breaker.timed_out(out.now_s)
+            if operation.is_cut_short:
+                self._breaker.failed(out.now_s)
+            else:
+                self._breaker.timed_out(out.now_s)
         elif failed:
             counters.num_store_errors += 1
             self._breaker.failed(out.now_s)

@@ -26,6 +26,8 @@ class Operation(msgspec.Struct, kw_only=True):
     """Of a fetch or save."""
     wanted: tuple[WantedBlock, ...] = ()
     """Of a fetch: what the blocks are for."""
+    is_cut_short: bool = False
+    """The load ends before a store could be blamed for being late."""
 
 
 class SaveBatch(msgspec.Struct, kw_only=True):

@@ -348,6 +348,20 @@ def test_a_dead_store_costs_one_deadline_and_then_nothing() -> None:
     assert b.core.status().num_loads == (("store_failed", 3),)
 
 
+def test_a_load_that_ends_soon_says_little_about_the_store() -> None:
+    """One order cut short by its load's deadline does not shut the store out, three in a row do."""
+    b = Bench()
+    for number in range(1, 4):
+        b.load(give_up_after_s=0.2)
+        (find,) = b.tell(PrefixBlockNumber(pool_epoch=1, request_id=7, fa_block_num=0, swa_block_num=0))
+        assert isinstance(find, StoreFind)
+        assert find.deadline_s == pytest.approx(b.now_s + 0.15)
+        b.tell(StoreFound(op_id=find.op_id, found=(), seconds=0.15, error="late", timed_out=True))
+        b.tell(RemoteLoadingConfirmed(pool_epoch=1, request_id=7, cached_blocks=0, num_remote_blocks=0))
+        assert b.core.status().store_ok == (number < 3)
+    assert b.core.status().num_store_timeouts == 3
+
+
 def test_a_reset_ends_every_load_and_keeps_the_slots_of_the_store() -> None:
     b = Bench()
     fetch = b.reserve()
