@@ -72,16 +72,16 @@ class Bench:
         return [message for _, message in said]
 
     def load(
-        self, tokens: tuple[int, ...] = TOKENS, speed: float = 0.0, request_id: int = 7
+        self, tokens: tuple[int, ...] = TOKENS, speed: float = 0.0, give_up_after_s: float = 5.0
     ) -> list[Message]:
         return self.tell(
             LoadPrefix(
                 pool_epoch=1,
-                request_id=request_id,
+                request_id=7,
                 token_ids=tokens,
                 cache_salt="salt",
                 num_reserved_tokens=300,
-                give_up_at_s=self.now_s + 5,
+                give_up_at_s=self.now_s + give_up_after_s,
                 prefill_tokens_per_s=speed,
             )
         )
