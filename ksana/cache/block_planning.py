@@ -194,7 +194,7 @@ class BlockPlanning:
             max_end=end,
             num_reserved_tokens=request.num_reserved_tokens if is_prefill else 0,
             first_index=first_index,
-            fa_blocks=tuple(map(self.fa.fa_block, request.fa_block_ids[first_index:end_index])),
+            fa_blocks=self.fa.fa_blocks(request.fa_block_ids[first_index:end_index]),
             num_matched=request.num_matched if taken.is_new and not request.is_confirmed else 0,
             count_hits=taken.demand.new is not None and not taken.demand.new.resumed,
         )

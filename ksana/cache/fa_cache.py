@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -167,6 +167,11 @@ class FaCache:
         """The present life of a block."""
         return FaBlock(fa_block_id=block_id, generation=self.pool.generation(block_id))
 
+    def fa_blocks(self, block_ids: Sequence[int]) -> tuple[FaBlock, ...]:
+        """The present lives of several blocks."""
+        lives = zip(block_ids, self.pool.generations(block_ids), strict=True)
+        return tuple([FaBlock(fa_block_id=block_id, generation=generation) for block_id, generation in lives])
+
     # What the next step needs
 
     def take_for_running(self, demand: AllocateRequestBlocks, budget: int) -> Taken | Reason:
@@ -261,7 +266,7 @@ class FaCache:
         """Evict until so many blocks are free. The caller has made sure that there are enough."""
         shortage = num_blocks - self.pool.num_free
         if shortage > 0:
-            self.evicted.extend(map(self.fa_block, self.tree.evict(shortage)))
+            self.evicted.extend(self.fa_blocks(self.tree.evict(shortage)))
             self.totals.num_fa_evictions += shortage
 
     def _grow(self, request: CachedRequest, num_blocks: int) -> None:

@@ -110,7 +110,7 @@ class RemoteCalls:
         question = SwaProbe(
             pool_epoch=call.pool_epoch,
             request_id=call.request_id,
-            fa_blocks=tuple(map(self.fa.fa_block, load.pinned)),
+            fa_blocks=self.fa.fa_blocks(load.pinned),
             num_total_tokens=load.num_tokens,
             num_reserved_tokens=load.num_reserved_tokens,
         )
@@ -135,7 +135,7 @@ class RemoteCalls:
         question = SwaConfirm(
             pool_epoch=call.pool_epoch,
             request_id=call.request_id,
-            fa_blocks=tuple(map(self.fa.fa_block, request.fa_block_ids[: request.num_matched])),
+            fa_blocks=self.fa.fa_blocks(request.fa_block_ids[: request.num_matched]),
             num_local=confirmed.num_local,
             matched_indices=call.matched_remote_swa_block_indexs,
             num_total_tokens=request.num_tokens,

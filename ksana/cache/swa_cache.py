@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -45,6 +45,14 @@ class SwaCache:
         entry = self._fixed.get(fa_block.fa_block_id)
         return entry is not None and entry.fa_generation == fa_block.generation
 
+    def valid(self, fa_blocks: Iterable[FaBlock]) -> list[bool]:
+        """`is_valid` of each."""
+        fixed = self._fixed
+        return [
+            (entry := fixed.get(block.fa_block_id)) is not None and entry.fa_generation == block.generation
+            for block in fa_blocks
+        ]
+
     def entry(self, fa_block_id: int) -> SwaEntry:
         """The content-fixed entry of an FA block that has one."""
         return self._fixed[fa_block_id]
@@ -64,7 +72,7 @@ class SwaCache:
             self.release((entry,), until_step)
             return entry
         if self.pool.is_cached(entry.swa_block_id):
-            self._queue.remove(entry.swa_block_id)
+            self._queue.remove(entry)
         self.pool.share(entry.swa_block_id)
         return entry
 
@@ -72,7 +80,7 @@ class SwaCache:
         """Keep the FA block's fixed entry from eviction until `unhold`."""
         entry = self._fixed[fa_block_id]
         if self.pool.is_cached(entry.swa_block_id):
-            self._queue.remove(entry.swa_block_id)
+            self._queue.remove(entry)
         self.pool.hold(entry.swa_block_id)
         return entry
 
@@ -150,7 +158,8 @@ class SwaCache:
     def _evict(self) -> None:
         if not len(self._queue):
             raise InvariantViolated("an SWA block is to be evicted, but none is reclaimable")
-        entry = self._entries.pop(self._queue.pop())
+        entry = self._queue.pop()
+        del self._entries[entry.swa_block_id]
         del self._fixed[entry.fa_block_id]
         self.pool.discard(entry.swa_block_id)
         self.num_evictions += 1
@@ -178,7 +187,7 @@ class SwaCache:
         """The FA block was evicted: its SWA block, if it has one, is free."""
         if self.is_valid(fa_block):
             entry = self._fixed.pop(fa_block.fa_block_id)
-            self._queue.remove(entry.swa_block_id)
+            self._queue.remove(entry)
             del self._entries[entry.swa_block_id]
             self.pool.discard(entry.swa_block_id)
 
@@ -201,9 +210,7 @@ class SwaCache:
         self.pool.check()
         for swa_block_id, entry in self._entries.items():
             reclaimable = entry.is_content_fixed and not self.pool.reference_count(swa_block_id)
-            if reclaimable != (swa_block_id in self._queue) or reclaimable != self.pool.is_cached(
-                swa_block_id
-            ):
+            if reclaimable != (entry in self._queue) or reclaimable != self.pool.is_cached(swa_block_id):
                 raise InvariantViolated(f"reclaimable or not: {entry}")
             is_known = self._fixed.get(entry.fa_block_id) is entry
             if entry.swa_block_id != swa_block_id or entry.is_content_fixed != is_known:

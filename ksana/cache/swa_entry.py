@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import frexp, ldexp
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from ksana.cache.cache_config import SwaEviction
 
 
-class SwaEntry(msgspec.Struct, kw_only=True):
+class SwaEntry(msgspec.Struct, kw_only=True, gc=False):
     """One SWA block and the FA block it hangs on. How often it is referenced the pool knows."""
 
     swa_block_id: int
@@ -23,15 +23,16 @@ class SwaEntry(msgspec.Struct, kw_only=True):
     hit_count: int = 0
     is_content_fixed: bool = False
     """Its tokens are computed and its FA block stands in the tree; before that it is nobody's cache."""
-    last_released: int = 0
-    """Number of the release that made it reclaimable."""
+    queue_key: int = 0
+    queue_number: int = -1
+    """Its place in the order of eviction; only while it is reclaimable."""
     weight: float = 1.0
     """Its making and its hits, aged (lfu-aged): in units of one hit in age `weighed_at`."""
     weighed_at: int = 0
 
 
-FIELD_BITS = 40
-"""Ids, positions, hits and counts are far below 2**40."""
+POSITION_BITS = 40
+"""Positions and numbers of blocks are far below 2**40."""
 MANTISSA_BITS = 53
 """Of a float; weights are sums of powers of two, and exact while they span less."""
 
@@ -45,25 +46,30 @@ class SwaEvictionQueue:
     once in an age. An age is as many evictions as the pool has blocks: the time in which it would be
     filled anew. Halving all weights alike changes no order, so it is never done: a hit of a later age
     counts twice as much instead (exact powers of two).
-    A rank is one integer, fields from high to low, the SWA block id last: compared in one go. It cannot
-    change while its entry is reclaimable; entries that are referenced again leave a stale rank behind.
-    Cost: O(log n); a rebuild, at amortised O(1), when more than half of the ranks are stale.
+
+    Entries of equal value and position share a bucket; a heap has the buckets, and each bucket is a heap of
+    numbers (nearly always added in ascending order). An entry's place cannot change while it is reclaimable;
+    one that is referenced again leaves its number behind, which is then stale.
+    Cost: O(log n); a rebuild, at amortised O(1), when more than half of the numbers are stale.
     """
 
     def __init__(self, policy: SwaEviction, num_blocks: int) -> None:
         self._policy = policy
         self._evictions_per_age = num_blocks
         self._num_evictions = 0
-        self._heap: list[int] = []
-        self._queued: dict[int, int] = {}
-        """SWA block id and the rank under which it now waits."""
+        self._buckets: dict[int, list[int]] = {}
+        self._keys: list[int] = []
+        """A heap of the buckets' keys."""
+        self._queued: dict[int, SwaEntry] = {}
+        """By number in its bucket, which no other entry has."""
+        self._num_numbers = 0
         self._clock = 0
 
     def __len__(self) -> int:
         return len(self._queued)
 
-    def __contains__(self, swa_block_id: int) -> bool:
-        return swa_block_id in self._queued
+    def __contains__(self, entry: SwaEntry) -> bool:
+        return self._queued.get(entry.queue_number) is entry
 
     @property
     def age(self) -> int:
@@ -72,47 +78,68 @@ class SwaEvictionQueue:
     def count_hit(self, entry: SwaEntry) -> None:
         """One more use of an entry that is not reclaimable now."""
         entry.hit_count += 1
-        entry.weight = ldexp(entry.weight, entry.weighed_at - self.age) + 1.0
-        entry.weighed_at = self.age
+        if self._policy == "lfu-aged":
+            age = self.age
+            entry.weight = ldexp(entry.weight, entry.weighed_at - age) + 1.0
+            entry.weighed_at = age
 
-    def _rank(self, entry: SwaEntry) -> int:
-        if self._policy == "lfu":
-            value = entry.hit_count
-        elif self._policy == "lru":
-            value = entry.last_released
-        else:
+    def _key(self, entry: SwaEntry) -> int:
+        """What comes before the number in the order of eviction."""
+        if self._policy == "lru":
+            return 0
+        value = entry.hit_count
+        if self._policy == "lfu-aged":
             mantissa, exponent = frexp(entry.weight)
             value = (exponent + entry.weighed_at) << MANTISSA_BITS | int(ldexp(mantissa, MANTISSA_BITS))
-        rank = value << FIELD_BITS | entry.prefix_fa_block_num
-        rank = rank << FIELD_BITS | entry.insertion
-        return rank << FIELD_BITS | entry.swa_block_id
+        return value << POSITION_BITS | entry.prefix_fa_block_num
 
     def add(self, entry: SwaEntry) -> None:
         """The entry became reclaimable."""
         self._clock += 1
-        entry.last_released = self._clock
-        rank = self._rank(entry)
-        self._queued[entry.swa_block_id] = rank
-        heappush(self._heap, rank)
-        if len(self._heap) > 2 * len(self._queued) + 1024:
-            self._heap = list(self._queued.values())
-            heapify(self._heap)
+        entry.queue_key = self._key(entry)
+        entry.queue_number = self._clock if self._policy == "lru" else entry.insertion
+        self._queued[entry.queue_number] = entry
+        self._put(entry)
+        if self._num_numbers > 2 * len(self._queued) + 1024:
+            self._rebuild()
 
-    def remove(self, swa_block_id: int) -> None:
+    def _put(self, entry: SwaEntry) -> None:
+        bucket = self._buckets.get(entry.queue_key)
+        if bucket is None:
+            self._buckets[entry.queue_key] = [entry.queue_number]
+            heappush(self._keys, entry.queue_key)
+        else:
+            heappush(bucket, entry.queue_number)
+        self._num_numbers += 1
+
+    def _rebuild(self) -> None:
+        self._buckets.clear()
+        self._keys.clear()
+        self._num_numbers = 0
+        for number in sorted(self._queued):
+            self._put(self._queued[number])
+
+    def remove(self, entry: SwaEntry) -> None:
         """The entry is referenced again, or gone."""
-        del self._queued[swa_block_id]
+        del self._queued[entry.queue_number]
 
-    def pop(self) -> int:
-        """Take out the entry of lowest value: its SWA block id. IndexError if there is none."""
+    def pop(self) -> SwaEntry:
+        """Take out the entry of lowest value. IndexError if there is none."""
         while True:
-            rank = heappop(self._heap)
-            swa_block_id = rank & ((1 << FIELD_BITS) - 1)
-            if self._queued.get(swa_block_id) == rank:
-                del self._queued[swa_block_id]
-                self._num_evictions += 1
-                return swa_block_id
+            key = self._keys[0]
+            bucket = self._buckets[key]
+            while bucket:
+                number = heappop(bucket)
+                self._num_numbers -= 1
+                entry = self._queued.get(number)
+                if entry is not None and entry.queue_key == key:
+                    del self._queued[number]
+                    self._num_evictions += 1
+                    return entry
+            heappop(self._keys)
+            del self._buckets[key]
 
     def snapshot(self) -> list[int]:
         """SWA block ids in order of eviction."""
-        ranks = sorted((rank, swa_block_id) for swa_block_id, rank in self._queued.items())
-        return [swa_block_id for _, swa_block_id in ranks]
+        order = sorted((entry.queue_key, number) for number, entry in self._queued.items())
+        return [self._queued[number].swa_block_id for _, number in order]

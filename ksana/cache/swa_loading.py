@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -78,7 +79,7 @@ class SwaLoading:
         if call.request_id in self.loads:
             raise InvariantViolated(f"request {call.request_id} is loading already")
         config, cache = self.config, self.cache
-        valid = tuple(map(cache.is_valid, call.fa_blocks))
+        valid = tuple(cache.valid(call.fa_blocks))
         endpoint = self._endpoint(valid)
         window = registered_blocks(endpoint, config.window_blocks)
         tail = registered_blocks(len(valid), config.window_blocks)
@@ -117,14 +118,14 @@ class SwaLoading:
         blocks are referenced by the request, which does not run yet: their hits are counted when it does."""
         load, config, cache = self._pop(call.request_id), self.config, self.cache
         path = call.fa_blocks
-        local_endpoint = self._endpoint(tuple(map(cache.is_valid, path[: call.num_local])))
+        local_endpoint = self._endpoint(cache.valid(path[: call.num_local]))
         bound = []
         for slot, index in zip(load.slots, call.matched_indices, strict=True):
             if index < 0 or cache.is_valid(path[index]):
                 cache.free_reserved((slot,))
             else:
                 bound.append(cache.bind(slot, index, path[index]))
-        endpoint = self._endpoint(tuple(map(cache.is_valid, path)))
+        endpoint = self._endpoint(cache.valid(path))
         window = registered_blocks(endpoint, config.window_blocks)
         entries = [cache.set_reclaimable(path[index].fa_block_id, False) for index in window]
         cache.unhold(load.pinned)
@@ -145,7 +146,7 @@ class SwaLoading:
         self.cache.free_reserved(load.slots)
         self.cache.unhold(load.pinned)
 
-    def _endpoint(self, valid: tuple[bool, ...]) -> int:
+    def _endpoint(self, valid: Sequence[bool]) -> int:
         return last_valid_end(
             valid, self.config.window_blocks, window_open_at_start=self.config.window_open_at_start
         )

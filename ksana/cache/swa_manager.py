@@ -250,7 +250,7 @@ class SWACacheManager:
         config, cache = self.config, self.cache
         matched = demand.fa_blocks[: demand.num_matched]
         endpoint = last_valid_end(
-            map(cache.is_valid, matched),
+            cache.valid(matched),
             config.window_blocks,
             window_open_at_start=config.window_open_at_start,
         )
