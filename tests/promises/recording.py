@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,12 @@ import trio.testing
 
 from ksana import kernels
 from ksana.config import Settings
-from ksana.devices.backend import WorkerInfo
+from ksana.devices.backend import Answer, WorkerInfo
 from ksana.devices.inline import InlineBackend
 from ksana.devices.runner import ModelRunner
 from ksana.engine import Engine
 from ksana.messages.base import RequestId
-from ksana.messages.steps import Row, StepDone
+from ksana.messages.steps import Row, StepPlan
 from ksana.model_setup import ModelFiles, ModelSetup
 from ksana.models.batch import KvCache, StepBatch
 from ksana.models.decoder import Model
@@ -32,6 +33,8 @@ class Recording:
         self.num_planned_ahead = 0
         """Steps that stood ready when the one before them began to run."""
         self.max_rows = 0
+        self.pause_per_token_s = 0.0
+        """What computing takes longer, so that it pays to load the KV even of a tiny model."""
 
     def add(self, request_id: RequestId, position: int, logits: torch.Tensor) -> None:
         """Logits [vocab] that give the output token at `position`."""
@@ -54,6 +57,8 @@ class RecordedModel:
         self._recording = recording
 
     def forward(self, batch: StepBatch, kv: KvCache) -> torch.Tensor:
+        if self._recording.pause_per_token_s:
+            time.sleep(self._recording.pause_per_token_s * len(batch.token_ids))
         logits = self._model.forward(batch, kv)
         for (request_id, position), row in zip(self.sampling, logits, strict=True):
             self._recording.add(request_id, position, row)
@@ -81,12 +86,13 @@ class RecordingBackend(InlineBackend):
         self._recording = recording
         super().__init__(lambda: (_runner(model, setup, recording), WorkerInfo(device="inline")))
 
-    async def receive(self) -> StepDone:
+    async def receive(self) -> Answer:
         while not self._plans and self._runner is not None:
             self._wakeup = trio.Event()
             await self._wakeup.wait()
         await trio.testing.wait_all_tasks_blocked(0.0002)
-        self._recording.num_planned_ahead += len(self._plans) > 1
+        num_steps = sum(isinstance(order, StepPlan) for order in self._plans)
+        self._recording.num_planned_ahead += num_steps > 1
         return await super().receive()
 
 
@@ -105,6 +111,7 @@ def _runner(model: Model, setup: ModelSetup, recording: Recording) -> RecordingR
         num_swa_blocks=worker.num_swa_blocks,
         max_model_len=worker.max_model_len,
         max_num_seqs=worker.max_num_seqs,
+        staging=setup.staging,
     )
 
 

@@ -25,6 +25,7 @@ class Ask:
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Answer:
     outcome: Finished
     digests: tuple[bytes, ...] | None = field(compare=False, repr=False, default=None)
     """Of the logits behind each token; None where nobody looked."""
+    num_cached_tokens: int = field(compare=False, default=0)
 
 
 def asks(prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], stop: tuple[str, ...]) -> list[Ask]:
@@ -54,11 +56,13 @@ async def answer(
     recording: Recording | None = None,
     on_token: Callable[[int], None] | None = None,
 ) -> Answer:
-    stream = engine.generate(TokensPrompt(token_ids=ask.token_ids), ask.sampling)
+    prompt = TokensPrompt(token_ids=ask.token_ids)
+    stream = engine.generate(prompt, ask.sampling, cache_salt=ask.cache_salt)
     heard = await listen(stream, on_token=on_token)
     assert isinstance(heard.outcome, Finished), heard.outcome
     digests = None if recording is None else recording.of(stream.request_id, len(heard.token_ids))
-    return Answer(tuple(heard.token_ids), heard.text, heard.outcome, digests)
+    cached = heard.usage.num_cached_tokens
+    return Answer(tuple(heard.token_ids), heard.text, heard.outcome, digests, cached)
 
 
 async def play(
