@@ -31,8 +31,8 @@ from ksana.scheduling.state import SchedulerState
 
 NEVER = 1 << 62
 """For `RequestState.load_not_before`."""
-CHANGES_BEFORE_RETRY = 16
-"""Steps done (or requests gone) before a load that found no room is tried again."""
+STEPS_BEFORE_RETRY = 16
+"""Steps done before a load that found no room is tried again: without a step it would be in vain again."""
 RETRY_HELD_AFTER_S = 0.05
 """When to ask again while blocks held for write-back are all that is in the way; nothing tells of them."""
 _WORTH_COMPUTING_S = 0.005
@@ -79,7 +79,7 @@ def _candidates(state: SchedulerState, num_soon: int) -> list[RequestId]:
 
 
 def _is_worth_it(state: SchedulerState, settings: SchedulerSettings, request: RequestState) -> bool:
-    if request.in_plan or request.holds_blocks or state.num_changes < request.load_not_before:
+    if request.in_plan or request.holds_blocks or state.counters.num_steps < request.load_not_before:
         return False
     if request.num_tokens <= settings.block_size:
         return False  # no full block beside the token that must be computed
@@ -136,7 +136,7 @@ def take_loaded(state: SchedulerState, message: PrefixLoaded, act: Activation) -
         return
     state.to_waiting(request)
     if message.outcome == "no_room":
-        request.load_not_before = state.num_changes + CHANGES_BEFORE_RETRY
+        request.load_not_before = state.counters.num_steps + STEPS_BEFORE_RETRY
     if was_cancelled and request.holds_blocks:  # it came before the cancellation did
         _drop_blocks(state, request)
 

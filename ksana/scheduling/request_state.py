@@ -60,7 +60,7 @@ class RequestState(msgspec.Struct, kw_only=True):
     """Its LoadPrefix is not answered yet."""
     is_load_cancelled: bool = False
     load_not_before: int = 0
-    """The state's num_changes at which its prefix may be loaded; see `remote_loads`."""
+    """How many steps must be done before its prefix may be loaded (again); see `remote_loads`."""
 
     num_cached_tokens: int | None = None
     """Prefix hit of the first run; None before it."""

@@ -20,7 +20,7 @@ from ksana.messages.outputs import Aborted, Failed, Outcome, StepOutputs, Usage
 from ksana.messages.remote import CancelLoad, LoadOutcome, LoadPrefix, PrefixLoaded
 from ksana.messages.requests import Abort, AddRequest, Drain, SamplingParams
 from ksana.messages.steps import RowResult, StepDone, StepPlan, StepTimes, WorkerLost, WorkerReady
-from ksana.scheduling.remote_loads import CHANGES_BEFORE_RETRY, RETRY_HELD_AFTER_S
+from ksana.scheduling.remote_loads import RETRY_HELD_AFTER_S, STEPS_BEFORE_RETRY
 from ksana.scheduling.scheduler import Scheduler
 from ksana.scheduling.settings import SchedulerSettings
 
@@ -331,7 +331,7 @@ def test_one_that_found_no_room_is_tried_again_later_and_nobody_else_meanwhile()
     desk.answer(r2="no_room")
     desk.add(3)
     assert desk.of(LoadPrefix) == [2]
-    for _ in range(CHANGES_BEFORE_RETRY + 10):
+    for _ in range(STEPS_BEFORE_RETRY + 10):
         desk.done()
         if desk.of(LoadPrefix) != [2]:
             break
@@ -341,6 +341,19 @@ def test_one_that_found_no_room_is_tried_again_later_and_nobody_else_meanwhile()
     assert desk.of(LoadPrefix)[:2] == [2, 2]
     desk.loaded(2)
     assert 2 in desk.demanded() or desk.scheduler._state.plan is not None
+
+
+def test_loads_that_find_no_room_are_not_tried_again_while_no_step_is_done() -> None:
+    desk = Desk(max_remote_loads=4)
+    desk.add(1, prompt_len=3, max_tokens=100)
+    desk.answer()
+    desk.add(*range(2, 9))
+    for _ in range(200):
+        loading = desk.scheduler._state.loading
+        if not loading:
+            break
+        desk.loaded(loading[0], "no_room")
+    assert sorted(desk.of(LoadPrefix)) == list(range(2, 9))
 
 
 def test_a_preempted_request_is_not_loaded_again() -> None:
