@@ -11,7 +11,7 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEven
 from quart import g, request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ksana.gateway.connection import acquire
+from ksana.gateway.http1 import acquire
 from ksana.gateway.limits import PING_INTERVAL_S
 from ksana.gateway.sse import PING
 

@@ -13,125 +13,25 @@ import struct
 from typing import Any, cast
 
 import h11
-import msgspec
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.events import Response
-from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from ksana.errors import RequestError
-from ksana.gateway.errors import error_body
-from ksana.gateway.limits import LINGER_BYTES, LINGER_S, SEND_PIECE_BYTES, SEND_TIMEOUT_S
-
-MAX_RECEIVE = 64 << 10
-MAX_AHEAD = 64 << 10
-"""Bytes of further requests that are read while one is being answered."""
-
-
-class ClientLeft(Exception):
-    """The client closed the connection while its request was being answered."""
-
-
-async def acquire(lock: trio.Lock) -> None:
-    """Take a lock; without a turn of the scheduler (10 µs, once per event and stream) when it is free."""
-    try:
-        lock.acquire_nowait()
-    except trio.WouldBlock:
-        await lock.acquire()
-
-
-class _Pause:
-    """hypercorn's `can_read`: where reading waits for the answer to the request before.
-
-    While waiting it reads ahead, into h11's buffer, so as to notice when the client leaves.
-    """
-
-    def __init__(self, stream: trio.SocketStream, protocol: H11Protocol) -> None:
-        self._stream = stream
-        self._protocol = protocol
-        self._over = trio.Event()
-
-    async def clear(self) -> None:
-        self._over = trio.Event()
-
-    async def set(self) -> None:
-        self._over.set()
-
-    def is_set(self) -> bool:
-        return self._over.is_set()
-
-    async def wait(self) -> None:
-        left = False
-
-        async def watch() -> None:
-            nonlocal left
-            num_ahead = 0
-            while num_ahead < MAX_AHEAD:
-                data = await self._stream.receive_some(MAX_RECEIVE)
-                if not data:
-                    left = True
-                    nursery.cancel_scope.cancel()
-                    return
-                num_ahead += len(data)
-                cast(h11.Connection, self._protocol.connection).receive_data(bytes(data))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            await self._over.wait()
-            nursery.cancel_scope.cancel()
-        if left:
-            raise ClientLeft
-
-
-class Http1(H11Protocol):
-    """hypercorn's HTTP/1 without upgrades (HTTP/2, web sockets), and with error bodies of our form."""
-
-    async def stream_send(self, event: StreamEvent) -> None:
-        if isinstance(event, Response) and self._ends_with_this_answer():
-            # Unsaid, a client would send its next request into the closing.
-            event.headers.append((b"connection", b"close"))
-        await super().stream_send(event)
-
-    def _ends_with_this_answer(self) -> bool:
-        """Whether the connection cannot be used again: the body is still coming, or the server stops."""
-        still_comes = self.connection.their_state is not h11.DONE
-        return still_comes or bool(self.context.terminated.is_set())
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        pass
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        await super()._create_stream(
-            h11.Request(
-                method=request.method,
-                target=request.target,
-                http_version=request.http_version,
-                headers=[(name, value) for name, value in request.headers if name != b"upgrade"],
-            )
-        )
-
-    async def _send_error_response(self, status_code: int) -> None:
-        text = "the headers are too large" if status_code == 431 else "this is not a valid HTTP request"
-        body = msgspec.json.encode(error_body(RequestError(text, status=status_code)))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
+from ksana.gateway.http1 import MAX_RECEIVE, ClientLeft, Http1, Pause, acquire
+from ksana.gateway.limits import HEAD_TIMEOUT_S, LINGER_BYTES, LINGER_S, SEND_PIECE_BYTES, SEND_TIMEOUT_S
 
 
 class Connection:
-    """Owns the socket. `run` returns when the connection is closed, by whomever."""
+    """Owns the socket. `run` returns when the connection is closed, by whomever.
+
+    `idle_since_s`: since when no request has been open here, if none is: the first or next head has not come
+    whole, or the last answer is given and the connection being closed. Otherwise, `busy_since_s`.
+    """
 
     def __init__(
         self, app: ASGIWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream
@@ -144,6 +44,9 @@ class Connection:
         self._sending = trio.CancelScope()
         self._reading = trio.CancelScope()
         self._idle = TrioSingleTask()
+        self._idle_limit = trio.CancelScope()
+        self.idle_since_s: float | None = trio.current_time()
+        self.busy_since_s = 0.0
         self._closing = False
         self._aborted = False
 
@@ -168,12 +71,21 @@ class Connection:
                     parse_socket_addr(sock.family, here),
                     self._send,
                 )
-                cast(Any, self._protocol).can_read = _Pause(self._stream, self._protocol)
-                await self._idle.restart(tasks, self._close_when_idle)
+                cast(Any, self._protocol).can_read = Pause(self._stream, self._protocol)
+                await self._become_idle()
                 await self._read()
                 await self._idle.stop()
         finally:
             await trio.aclose_forcefully(self._stream)
+
+    @property
+    def awaits_body(self) -> bool:
+        """Whether the rest of a request's body has not come."""
+        return self.idle_since_s is None and self._protocol.connection.their_state is h11.SEND_BODY
+
+    def close_idle(self) -> None:
+        """Close a connection on which no request is open."""
+        self._reading.cancel()
 
     def abort(self) -> None:
         """Close at once, whatever is still to be sent."""
@@ -199,6 +111,7 @@ class Connection:
                         await self._protocol.handle(RawData(bytes(data)))
                     except ClientLeft:
                         break
+                    self._limit_head()
                 if not data:
                     break
         await self._protocol.handle(Closed())
@@ -216,8 +129,9 @@ class Connection:
             await self._protocol.handle(Closed())
         elif isinstance(event, Updated):
             if event.idle:
-                await self._idle.restart(self._tasks, self._close_when_idle)
+                await self._become_idle()
             else:
+                self.idle_since_s, self.busy_since_s = None, trio.current_time()
                 await self._idle.stop()
 
     async def _send_bytes(self, data: bytes) -> None:
@@ -241,6 +155,7 @@ class Connection:
         """Say that nothing more comes. If the client is still sending, take it for a while: closing on unread
         bytes would reset the connection, and the client might never see the answer."""
         self._closing = True
+        self.idle_since_s = trio.current_time()
         try:
             await self._stream.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
@@ -251,7 +166,18 @@ class Connection:
         else:
             self._reading.cancel()
 
+    async def _become_idle(self) -> None:
+        self.idle_since_s = trio.current_time()
+        self._idle_limit = trio.CancelScope(deadline=self.idle_since_s + self._config.keep_alive_timeout)
+        await self._idle.restart(self._tasks, self._close_when_idle)
+
     async def _close_when_idle(self) -> None:
-        with trio.move_on_after(self._config.keep_alive_timeout):
+        with self._idle_limit:
             await self._context.terminated.wait()
         self._reading.cancel()
+
+    def _limit_head(self) -> None:
+        """From the first byte of a head, the rest has to come sooner than a next request would."""
+        if self.idle_since_s is not None and self._protocol.connection.trailing_data[0]:
+            deadline_s = trio.current_time() + HEAD_TIMEOUT_S
+            self._idle_limit.deadline = min(self._idle_limit.deadline, deadline_s)

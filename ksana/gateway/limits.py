@@ -5,11 +5,17 @@ from __future__ import annotations
 MAX_HEADER_BYTES = 32 << 10
 """Request line and headers together."""
 
-HEADER_TIMEOUT_S = 60.0
-"""A connection may be idle, or take this long over its headers."""
+IDLE_TIMEOUT_S = 60.0
+"""A connection may be idle this long, before its first request and between two."""
+
+HEAD_TIMEOUT_S = 15.0
+"""From the first byte of a request line to the end of the headers."""
 
 BODY_TIMEOUT_S = 60.0
 """From the end of the headers to the end of the body."""
+
+BODY_GRACE_S = 5.0
+"""When connections run out, a body that has been coming for longer than this may be given up."""
 
 SEND_TIMEOUT_S = 30.0
 """For `SEND_PIECE_BYTES` to leave for a client that reads slowly; then the connection is closed."""

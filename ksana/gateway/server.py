@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import resource
+from operator import attrgetter, itemgetter
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -15,7 +16,7 @@ from hypercorn.typing import ASGIFramework
 from ksana.config import Settings
 from ksana.errors import ConfigError
 from ksana.gateway.connection import Connection
-from ksana.gateway.limits import CLOSE_GRACE_S, EXTRA_CONNECTIONS, HEADER_TIMEOUT_S, MAX_HEADER_BYTES
+from ksana.gateway.limits import BODY_GRACE_S, CLOSE_GRACE_S, EXTRA_CONNECTIONS, IDLE_TIMEOUT_S
 from ksana.gateway.traffic import Traffic
 
 log = logging.getLogger("ksana.gateway")
@@ -73,7 +74,7 @@ class Server:
         await trio.serve_listeners(self._handle, listeners, handler_nursery=connections)
 
     async def _handle(self, stream: trio.SocketStream) -> None:
-        if len(self._connections) >= self._max_connections:
+        if len(self._connections) >= self._max_connections and not self._make_room():
             await _refuse(stream)
             return
         connection = Connection(self._app, self._config, self._context, stream)
@@ -90,6 +91,27 @@ class Server:
             self._connections.discard(connection)
             if not self._connections:
                 self._no_connections.set()
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle for longest; if none is, the one whose request body has
+        been coming for longest, and long. False when all others are at work.
+
+        Without this, whoever opens many connections and says nothing keeps everybody else out.
+        """
+        idle = [(one.idle_since_s, one) for one in self._connections if one.idle_since_s is not None]
+        if idle:
+            victim = min(idle, key=itemgetter(0))[1]
+            victim.close_idle()
+        else:
+            since_s = trio.current_time() - BODY_GRACE_S
+            slow = [one for one in self._connections if one.awaits_body and one.busy_since_s <= since_s]
+            if not slow:
+                return False
+            victim = min(slow, key=attrgetter("busy_since_s"))
+            victim.abort()
+        # It takes a moment to end, and must not be chosen twice meanwhile.
+        self._connections.discard(victim)
+        return True
 
     async def _drain(self) -> None:
         self._traffic.draining = True
@@ -135,8 +157,7 @@ def _hypercorn_config() -> Config:
     config.accesslog = None
     config.errorlog = logging.getLogger("ksana.gateway.http")
     config.include_server_header = False
-    config.h11_max_incomplete_size = MAX_HEADER_BYTES
-    config.keep_alive_timeout = HEADER_TIMEOUT_S
+    config.keep_alive_timeout = IDLE_TIMEOUT_S
     config.keep_alive_max_requests = 1 << 30
     return config
 

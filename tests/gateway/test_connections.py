@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import trio
 
 from ksana.gateway import app as app_module
 from ksana.gateway import connection
 from ksana.gateway import server as server_module
-from tests.gateway.fake_client import says
+from tests.gateway.fake_client import endless, says
 from tests.gateway.serving import CHAT, connect, eventually, raw_post, read_all, read_until, running
 
 STREAM = {**CHAT, "stream": True}
@@ -66,7 +68,7 @@ async def test_a_client_is_told_when_its_connection_cannot_be_used_again() -> No
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_module, "IDLE_TIMEOUT_S", 0.2)
     async with running() as gateway:
         fresh, half, used = [await connect(gateway.port) for _ in range(3)]
         await half.send_all(b"GET /version HTTP/1.1\r\nHos")
@@ -74,6 +76,32 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
         for stream in (fresh, half, used):
             await read_all(stream, 2)
         await eventually(lambda: len(gateway.server._connections) == 0)
+
+
+async def test_a_head_that_has_begun_has_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    async with running() as gateway:
+        fresh, half, used, trickling = [await connect(gateway.port) for _ in range(4)]
+        await half.send_all(b"GET /version HTTP/1.1\r\nHos")
+        await used.send_all(GET)
+        await read_until(used, b"}")
+
+        async def trickle() -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                for letter in GET * 100:
+                    await trickling.send_all(bytes([letter]))
+                    await trio.sleep(0.02)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trickle)
+            assert await read_all(half, 2) == b""
+            assert await read_all(trickling, 2) == b""
+            nursery.cancel_scope.cancel()
+        for stream in (fresh, used):
+            await stream.send_all(GET)
+            await read_until(stream, b"}")
+        await used.send_all(GET[:5])
+        assert await read_all(used, 2) == b""
 
 
 async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +172,19 @@ async def test_a_body_of_the_allowed_size_is_read() -> None:
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000, b"431"),
         (b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
+        (b"GET /version HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", b"431"),
+        (b"GET /version HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 6_000 + b"\r\n", b"431"),
+        (b"GET /version?" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"414"),
+        (b"GET /version?" + b"a" * 100_000, b"414"),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
+            b"400",
+        ),
+        (b"POST /tokenize HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"GET /version HTTP/2.0\r\nHost: x\r\n\r\n" + GET, b"505"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
+        (b"GET /version HTTP/0.9\r\n\r\n", b"505"),
         (
             b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
             b"400",
@@ -156,7 +197,30 @@ async def test_what_is_no_http_is_told_so(sent: bytes, status: bytes) -> None:
         await stream.send_all(sent)
         received = await read_all(stream)
         assert received.startswith(b"HTTP/1.1 " + status), received[:100]
+        assert received.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close" in received.lower()
         assert b'{"error":' in received
+
+
+async def test_the_answer_to_a_refused_head_request_has_no_body() -> None:
+    async with running() as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(b"HEAD /version HTTP/2.0\r\nHost: x\r\n\r\n")
+        received = await read_all(stream)
+        assert received.startswith(b"HTTP/1.1 505 ")
+        assert received.endswith(b"\r\n\r\n")
+
+
+async def test_heads_up_to_the_limit_are_read() -> None:
+    async with running() as gateway:
+        for head in (
+            b"GET /version?" + b"a" * 32_000 + b" HTTP/1.1\r\nHost: x",
+            b"GET /version HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 32_000,
+            b"GET /version HTTP/1.9\r\nHost: x",
+        ):
+            stream = await connect(gateway.port)
+            await stream.send_all(head + b"\r\n\r\n")
+            assert (await read_until(stream, b"}")).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +234,6 @@ async def test_what_is_no_http_is_told_so(sent: bytes, status: bytes) -> None:
         (b"GET http://[ HTTP/1.1", b"404"),
         (b"GET /version?\xff HTTP/1.1", b"400"),
         (b"GET /version?%ff=%00 HTTP/1.1", b"200"),
-        (b"PRI * HTTP/2.0", b"4"),
         (b"GET /version HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nHTTP2-Settings: x", b"200"),
         (
             b"GET /version HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -189,13 +252,68 @@ async def test_odd_requests(head: bytes, status: bytes) -> None:
         assert received.startswith(b"HTTP/1.1 " + status), received[:200]
 
 
+def raw_stream() -> bytes:
+    return raw_post("/v1/chat/completions", STREAM)
+
+
 async def test_more_connections_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "max_connections", lambda _settings: 3)
-    async with running() as gateway:
-        kept = [await connect(gateway.port) for _ in range(3)]
-        await eventually(lambda: len(gateway.server._connections) == 3)
+    async with running(endless()) as gateway:
+        busy = [await connect(gateway.port) for _ in range(3)]
+        for stream in busy:
+            await stream.send_all(raw_stream())
+            await read_until(stream, b'"x')
         extra = await connect(gateway.port)
         assert (await read_all(extra)).startswith(b"HTTP/1.1 503 ")
-        await kept[0].aclose()
+        await busy[0].aclose()
         await eventually(lambda: len(gateway.server._connections) == 2)
         assert (await gateway.http.get("/version")).status_code == 200
+
+
+async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlimited connections that say nothing, or half of something, keep nobody out."""
+    monkeypatch.setattr(server_module, "max_connections", lambda _settings: 4)
+    async with running(endless()) as gateway:
+        busy = await connect(gateway.port)
+        await busy.send_all(raw_stream())
+        await read_until(busy, b'"x')
+        kept = await connect(gateway.port)
+        await kept.send_all(GET)
+        await read_until(kept, b"}")
+        silent = [await connect(gateway.port) for _ in range(2)]
+        await silent[0].send_all(GET[:20])
+        await eventually(lambda: len(gateway.server._connections) == 4)
+        fresh = await connect(gateway.port)
+        await fresh.send_all(GET)
+        assert (await read_until(fresh, b"}")).startswith(b"HTTP/1.1 200 ")
+        assert await read_all(kept) == b""  # idle for longer than the silent ones
+        for _ in range(20):
+            silent.append(await connect(gateway.port))
+            await silent[-1].send_all(GET[:20])
+        for stream in silent[:3]:
+            assert await read_all(stream) == b""
+        stream = await connect(gateway.port)
+        await stream.send_all(GET.replace(b"version", b"health"))
+        assert (await read_until(stream, b"}")).startswith(b"HTTP/1.1 200 ")
+        await read_until(busy, b'"x')
+        assert gateway.client.aborted == []
+        assert len(gateway.server._connections) == 4
+
+
+async def test_bodies_that_do_not_come_make_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "max_connections", lambda _settings: 2)
+    async with running() as gateway:
+        slow = [await connect(gateway.port) for _ in range(2)]
+        for stream in slow:
+            await stream.send_all(raw_post("/v1/chat/completions", CHAT)[:-5])
+        await eventually(lambda: all(one.awaits_body for one in gateway.server._connections))
+        early = await connect(gateway.port)
+        assert (await read_all(early)).startswith(b"HTTP/1.1 503 ")
+        monkeypatch.setattr(server_module, "BODY_GRACE_S", 0.0)
+        stream = await connect(gateway.port)
+        await stream.send_all(GET)
+        assert (await read_until(stream, b"}")).startswith(b"HTTP/1.1 200 ")
+        with pytest.raises(trio.BrokenResourceError):
+            await read_all(slow[0])
+        await slow[1].send_all(raw_post("/v1/chat/completions", CHAT)[-5:])
+        assert (await read_until(slow[1], b"}}}")).startswith(b"HTTP/1.1 200 ")
