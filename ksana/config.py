@@ -115,7 +115,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_timeout: Annotated[Positive, Meta(description="Seconds until a request fails with 504")] = 3600
     drain_timeout: Annotated[int, Meta(ge=0, description="Seconds running requests get after SIGTERM")] = 30
     stall_timeout: Annotated[
-        Positive, Meta(description="Seconds without progress, with work to do, until /health fails")
+        Positive,
+        Meta(
+            description="Seconds without progress, with work to do, until /health fails; "
+            "after twice as many the worker is replaced"
+        ),
     ] = 120
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="What is worth a line on stderr")

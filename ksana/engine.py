@@ -57,6 +57,8 @@ MAX_CRASHES = 3
 CRASHES_WITHIN_S = 60.0
 _END_GRACE_S = 5.0
 """How long the endings of the last requests may take to reach their producers."""
+_STALLS_TO_REPLACE_WORKER = 2
+"""Stall timeouts after which a worker that does not answer is replaced: /health tells of it for one before."""
 _MESSAGES_PER_SLOT = 4
 """Of one request, at most: Generate, PromptEncoded and Abort in the tokenizer's mailbox; AddRequest, Abort
 and StopStringFound in the scheduler's."""
@@ -189,7 +191,7 @@ class Engine:
             self._make_backend(self.setup),
             self._to_executor,
             scheduler=self._to_scheduler.put,
-            step_timeout_s=float(self.settings.stall_timeout),
+            step_timeout_s=_STALLS_TO_REPLACE_WORKER * float(self.settings.stall_timeout),
             remote_cache_loader=self._loader_post,
             tap=self._tap,
         )

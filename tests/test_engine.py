@@ -314,6 +314,26 @@ def test_a_stalled_engine_is_not_healthy(llama: ModelFiles) -> None:
     run(simulated(llama, made=made), script)
 
 
+def test_a_worker_that_is_being_replaced_is_healthy_however_long_it_loads(llama: ModelFiles) -> None:
+    made: list[SimulatedBackend] = []
+
+    async def script(engine: Engine) -> None:
+        made[0]._start_time_s = 500
+        stream = engine.generate(prompt(6, 7), greedy(200))
+        await trio.sleep(0.5)
+        made[0].kill()
+        await trio.sleep(499)
+        status = engine.status()
+        assert status.has_work
+        assert status.worker_state == "restarting"
+        assert status.unhealthy_because(120) is None
+        heard = await listen(stream)
+        assert isinstance(heard.outcome, Finished)
+        assert engine.status().unhealthy_because(120) is None
+
+    run(simulated(llama, made=made), script)
+
+
 def test_leaving_waits_for_what_runs_and_refuses_what_is_new(llama: ModelFiles) -> None:
     heard: list[Heard] = []
 

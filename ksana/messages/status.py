@@ -90,6 +90,8 @@ class EngineStatus(Value):
             return "the worker process keeps dying; see the log"
         if self.worker_state == "stopped":
             return "the engine is stopped"
+        if self.worker_state == "restarting":
+            return None  # bounded by the time a worker may take to start, and by the number of restarts
         idle_s = self.now_s - self.last_progress_s
         if self.has_work and idle_s > stall_timeout_s:
             return f"no step was done for {idle_s:.0f} s although there is work"
