@@ -58,7 +58,7 @@ CRASHES_WITHIN_S = 60.0
 _END_GRACE_S = 5.0
 """How long the endings of the last requests may take to reach their producers."""
 _STALLS_TO_REPLACE_WORKER = 2
-"""Stall timeouts after which a worker that does not answer is replaced: /health tells of it for one before."""
+"""Stall timeouts after which a silent worker is replaced; /health has told of it for one by then."""
 _MESSAGES_PER_SLOT = 4
 """Of one request, at most: Generate, PromptEncoded and Abort in the tokenizer's mailbox; AddRequest, Abort
 and StopStringFound in the scheduler's."""
