@@ -130,12 +130,14 @@ class Loads:
         load = self._waiting(answer.request_id, "confirming")
         if load is None:
             return
-        if not load.cancelled:
-            self._state.counters.num_loaded_tokens += answer.num_remote_blocks * self._settings.block_size
+        if load.cancelled:
+            self._drop(out, load, "cancelled")
+            return
+        self._state.counters.num_loaded_tokens += answer.num_remote_blocks * self._settings.block_size
         self._end(
             out,
             load,
-            "cancelled" if load.cancelled else load.outcome,
+            load.outcome,
             holds_blocks=True,
             num_cached_tokens=answer.cached_blocks * self._settings.block_size,
             num_remote_tokens=answer.num_remote_blocks * self._settings.block_size,
