@@ -10,6 +10,7 @@ from ksana.config import Settings, read_api_keys
 from ksana.gateway import chat, completions, errors, generate, health, models, tokenize
 from ksana.gateway.asgi import HttpConnection, set_request_id
 from ksana.gateway.auth import OPEN_PATHS, ApiKeys
+from ksana.gateway.bodies import BodyBudget, Request
 from ksana.gateway.context import Gateway
 from ksana.gateway.cors import Cors
 from ksana.gateway.limits import BODY_TIMEOUT_S
@@ -22,6 +23,11 @@ class App(QuartTrio):
     """Quart under trio, with our handling of one request."""
 
     asgi_http_class = HttpConnection
+    request_class = Request
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("ksana.gateway", static_folder=None)
+        self.body_budget = BodyBudget.of(settings)
 
 
 def create_gateway(client: Client, settings: Settings) -> Gateway:
@@ -33,7 +39,7 @@ def create_app(gateway: Gateway) -> App:
 
     Raises ConfigError for an API key file that cannot be used.
     """
-    app = App("ksana.gateway", static_folder=None)
+    app = App(gateway.settings)
     app.config["MAX_CONTENT_LENGTH"] = gateway.settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = BODY_TIMEOUT_S
     # Quart would cut streams after a minute; the engine's deadline and the send timeout bound them.

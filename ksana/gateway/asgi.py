@@ -11,6 +11,7 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEven
 from quart import g, request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from ksana.gateway.bodies import Request
 from ksana.gateway.http1 import acquire
 from ksana.gateway.limits import PING_INTERVAL_S
 from ksana.gateway.sse import PING
@@ -65,7 +66,9 @@ class HttpConnection(TrioASGIHTTPConnection):
         async with trio.open_nursery() as nursery:
             own = scope[_SCOPE_KEY] = RequestScope(nursery)
             answer = _Answer(send, nursery)
-            quart_request = self._create_request_from_scope(answer.send)
+            quart_request = cast(Request, self._create_request_from_scope(answer.send))
+            quart_request.body.budget = cast(Any, self.app).body_budget
+            own.on_end(quart_request.body.close)
             try:
                 nursery.start_soon(self.handle_messages, nursery, quart_request, receive)
                 await self.handle_request(nursery, quart_request, answer.send)

@@ -17,6 +17,9 @@ log = logging.getLogger("ksana.gateway")
 
 ApiError = RequestError | ServiceError
 
+_RETRY_AFTER_S = {429: 1, 503: 5}
+"""Where whoever raises the error says nothing. Five seconds is about what a new worker takes."""
+
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """OpenAI's error object: {"error": {"message", "type", "param", "code"}}."""
@@ -34,8 +37,12 @@ def error_response(error: ApiError) -> Response:
     response = Response(
         msgspec.json.encode(error_body(error)), status=error.status, content_type="application/json"
     )
-    if isinstance(error, ServiceError) and error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, ServiceError):
+        retry_after_s = (
+            _RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
+        )
+        if retry_after_s is not None:
+            response.headers["Retry-After"] = str(retry_after_s)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

@@ -22,6 +22,9 @@ SEND_TIMEOUT_S = 30.0
 
 SEND_PIECE_BYTES = 64 << 10
 
+MAX_BODIES_BYTES = 256 << 20
+"""Of all bodies together that are not whole and decoded yet; but one of --max-body-bytes always fits."""
+
 LINGER_S = 2.0
 LINGER_BYTES = 32 << 20
 """After a refusal in the middle of a body, what is still read and dropped, so that the client sees it."""

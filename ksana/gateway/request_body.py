@@ -23,7 +23,17 @@ _MISSING = re.compile(r"missing required field `(.*)`$", re.DOTALL)
 
 
 async def read_request(kind: type[T], neutral: Neutral) -> T:
-    """The current request's body as `kind`. Raises RequestError 400 that names the field at fault."""
+    """The current request's body as `kind`.
+
+    Raises RequestError 400 that names the field at fault, and 415 for a body that is compressed.
+    """
+    encodings = request.headers.get("Content-Encoding", "").lower().split(",")
+    if any(encoding.strip() not in ("", "identity") for encoding in encodings):
+        raise RequestError(
+            "bodies with a 'Content-Encoding' are not read here; send the JSON itself",
+            status=415,
+            code="unsupported_content_encoding",
+        )
     body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
     return decode(body, kind, neutral)
 

@@ -173,6 +173,21 @@ async def test_a_client_that_refuses() -> None:
         assert answer.headers["retry-after"] == "5"
 
 
+@pytest.mark.parametrize("code", ["worker_lost", "shutting_down"])
+async def test_every_503_says_when_to_come_back(code: str) -> None:
+    async with running(fails(Failed(status=503, message="not now", code=code))) as gateway:
+        for streaming in (False, True):
+            answer = await gateway.post("/v1/chat/completions", {**CHAT, "stream": streaming})
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+        gateway.client.refusal = ServiceError("not now", status=503, code=code)
+        answer = await gateway.post("/v1/chat/completions", CHAT)
+        assert int(answer.headers["retry-after"]) >= 1
+        gateway.client.change_status(worker_state="given_up")
+        for path in ("/health", "/ready"):
+            assert int((await gateway.http.get(path)).headers["retry-after"]) >= 1
+
+
 async def test_bugs_are_a_plain_500_and_tell_nothing(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def explode(*args: object, **more: object) -> None:  # noqa: ARG001
         raise ZeroDivisionError("secret detail")
