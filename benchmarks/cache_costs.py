@@ -2,8 +2,9 @@
 
     python -m benchmarks.cache_costs
 
-Median of several rounds, microseconds. Targets at 100,000: at most 2 per matched block, 20 per allocated or
-evicted block, and 1.5 times the cost at 10,000.
+Median of several rounds, microseconds of this thread's time. Targets at 100,000: at most 2 per matched
+block, 20 per allocated or evicted block, and 1.5 times the cost at 10,000. A prompt has 100 blocks of 16
+tokens; token ids are compared as exactly as in the server.
 """
 
 from __future__ import annotations
@@ -13,28 +14,49 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
+from typing import TypeVar
 
 from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.block_pool import BlockPool
 from ksana.cache.cache_config import CacheConfig
-from ksana.cache.prefix_tree import PrefixTree, token_bytes
+from ksana.cache.prefix_tree import Parent, PrefixTree, token_bytes
 from ksana.cache.swa_cache import SwaCache
 from ksana.cache.swa_manager import SWACacheManager
+from ksana.messages.base import Message
 from ksana.messages.blocks import (
     AllocateRequestBlocks,
+    BlocksPlanned,
     NewRequestBlocks,
     PlanBlocks,
     ReleaseRequest,
     UpdateRequestTokens,
 )
+from ksana.messages.remote import (
+    AllocateBlocksForRemoteCache,
+    ConfirmRemoteCacheLoadingResult,
+    DropRemoteCacheLoading,
+    GetRequestPrefixBlockNumberBeforeRemoteCacheLoading,
+    PrefixBlockNumber,
+    RemoteBlocksAllocated,
+    RemoteLoadingConfirmed,
+)
 from ksana.messages.swa import FaBlock, SwaFilled
 
 BLOCK_SIZE = 16
 PATH = 100
+"""Blocks of a prompt."""
+WINDOW = 512
 ROUNDS = 9
+BATCH = 20
+"""Prompts per round."""
+SIZES = (10_000, 100_000)
+Tokens = tuple[int, ...]
+Costs = dict[str, float]
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 def us_per_block(work: Callable[[], int]) -> float:
+    """Median over the rounds; `work` returns how many blocks (or calls) it did."""
     times = []
     for _ in range(ROUNDS):
         start = time.thread_time()
@@ -43,225 +65,267 @@ def us_per_block(work: Callable[[], int]) -> float:
     return statistics.median(times)
 
 
-def filled_tree(num_blocks: int, rng: random.Random) -> tuple[PrefixTree, BlockPool, list[tuple[int, ...]]]:
-    pool = BlockPool(num_blocks)
-    tree = PrefixTree(pool, BLOCK_SIZE)
-    prompts = []
-    for _ in range(num_blocks // PATH):
-        tokens = tuple(rng.randrange(150_000) for _ in range(PATH * BLOCK_SIZE))
-        prompts.append(tokens)
-        insert(tree, pool, tokens)
-    return tree, pool, prompts
+def prompt(rng: random.Random, num_tokens: int = PATH * BLOCK_SIZE) -> Tokens:
+    return tuple(rng.randrange(150_000) for _ in range(num_tokens))
 
 
-def insert(tree: PrefixTree, pool: BlockPool, tokens: tuple[int, ...]) -> None:
+def copied(tokens: Tokens) -> Tokens:
+    """Equal ids in other objects, as they come from a tokenizer."""
+    return tuple(array("i", tokens).tolist())
+
+
+# The cores
+
+
+def insert(tree: PrefixTree, pool: BlockPool, tokens: Tokens) -> None:
     ids = pool.allocate(PATH)
-    parent: int | str = ""
+    parent: Parent = ""
     for i, block_id in enumerate(ids):
         tree.insert(parent, token_bytes(tokens[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE]), block_id)
         parent = block_id
     tree.touch(pool.release(reversed(ids), 0))
 
 
-def measure(num_blocks: int) -> dict[str, float]:
+def tree_costs(num_blocks: int) -> Costs:
     rng = random.Random(0)
-    tree, pool, prompts = filled_tree(num_blocks, rng)
-
-    sampled = [
-        [tuple(array("i", tokens).tolist()) for tokens in rng.sample(prompts, 20)] for _ in range(ROUNDS)
-    ]
+    pool = BlockPool(num_blocks)
+    tree = PrefixTree(pool, BLOCK_SIZE)
+    prompts = [prompt(rng) for _ in range(num_blocks // PATH)]
+    for tokens in prompts:
+        insert(tree, pool, tokens)
+    samples = [list(map(copied, rng.sample(prompts, BATCH))) for _ in range(2 * ROUNDS)]
+    fresh = [prompt(rng) for _ in range(BATCH * ROUNDS)]
 
     def match() -> int:
-        for tokens in sampled.pop():
+        for tokens in samples.pop():
             assert len(tree.match("", token_bytes(tokens), PATH)) == PATH
-        return 20 * PATH
+        return BATCH * PATH
 
     def pin_and_release() -> int:
-        for tokens in sampled.pop():
+        for tokens in samples.pop():
             path = tree.match("", token_bytes(tokens), PATH)
             for block_id in path:
                 pool.share(block_id)
             tree.touch(pool.release(reversed(path), 0))
-        return 20 * PATH
-
-    fresh = [tuple(rng.randrange(150_000) for _ in range(PATH * BLOCK_SIZE)) for _ in range(20 * ROUNDS)]
+        return BATCH * PATH
 
     def evict_and_insert() -> int:
-        for _ in range(20):
+        for _ in range(BATCH):
             tree.evict(PATH)
             insert(tree, pool, fresh.pop())
-        return 20 * PATH
+        return BATCH * PATH
 
-    matched = us_per_block(match)
-    sampled = [
-        [tuple(array("i", tokens).tolist()) for tokens in rng.sample(prompts, 20)] for _ in range(ROUNDS)
-    ]
-    result = {
-        "match": matched,
+    return {
+        "match": us_per_block(match),
         "match, pin, release": us_per_block(pin_and_release),
         "evict, allocate, insert, release": us_per_block(evict_and_insert),
     }
-    config = CacheConfig(
-        block_size=BLOCK_SIZE, num_fa_blocks=num_blocks, num_swa_blocks=num_blocks, sliding_window=512
-    )
-    cache = SwaCache(config)
-    for i in range(0, num_blocks, PATH):
-        for entry in cache.allocate(0, [FaBlock(fa_block_id=i + j, generation=1) for j in range(PATH)]):
-            cache.fix(
-                entry,
-                SwaFilled(index=entry.prefix_fa_block_num, fa_block_id=entry.fa_block_id, generation=1),
-                0,
-            )
-            cache.set_reclaimable(entry.fa_block_id, True)
-    next_id = num_blocks
 
-    def swa_evict() -> int:
+
+def swa_costs(num_blocks: int) -> Costs:
+    cache = SwaCache(
+        CacheConfig(
+            block_size=BLOCK_SIZE, num_fa_blocks=num_blocks, num_swa_blocks=num_blocks, sliding_window=WINDOW
+        )
+    )
+    next_id = 0
+
+    def write_path(hits: int) -> None:
+        """The SWA blocks of one prompt, from their allocation until they wait for eviction."""
         nonlocal next_id
-        for _ in range(20):
-            blocks = [FaBlock(fa_block_id=next_id + j, generation=1) for j in range(PATH)]
-            next_id += PATH
-            for entry in cache.allocate(0, blocks):
-                cache.fix(entry, SwaFilled(index=0, fa_block_id=entry.fa_block_id, generation=1), 0)
+        blocks = [FaBlock(fa_block_id=next_id + i, generation=1) for i in range(PATH)]
+        next_id += PATH
+        for index, entry in enumerate(cache.allocate(0, blocks)):
+            cache.fix(entry, SwaFilled(index=index, fa_block_id=entry.fa_block_id, generation=1), 0)
+            for _ in range(hits):
                 cache.increment_hit_count(entry.fa_block_id)
-                cache.set_reclaimable(entry.fa_block_id, True)
-        return 20 * PATH
+            cache.set_reclaimable(entry.fa_block_id, True)
 
-    result["SWA evict, allocate, fix, release"] = us_per_block(swa_evict)
-    return result
+    for _ in range(num_blocks // PATH):
+        write_path(0)
+
+    def evict_and_write() -> int:
+        for _ in range(BATCH):
+            write_path(1)
+        return BATCH * PATH
+
+    return {"SWA evict, allocate, fix, release": us_per_block(evict_and_write)}
 
 
-def whole(num_blocks: int, sliding: bool) -> dict[str, float]:
-    """Through messages: a prompt of PATH blocks (cold with eviction; warm), and one step of 32 decodes."""
-    rng = random.Random(0)
-    config = CacheConfig(
-        block_size=BLOCK_SIZE,
-        num_fa_blocks=num_blocks,
-        num_swa_blocks=num_blocks if sliding else 0,
-        sliding_window=512 if sliding else None,
-    )
-    allocator = BlockAllocator(config)
-    manager = SWACacheManager(config) if sliding else None
-    state = {"step": 0, "request": 0}
+def core_costs(num_blocks: int) -> Costs:
+    return tree_costs(num_blocks) | swa_costs(num_blocks)
 
-    def plan(demands=(), updates=(), releases=()):  # type: ignore[no-untyped-def]
-        state["step"] += 1
+
+# Whole messages
+
+
+class Both:
+    """Allocator and, if there are sliding layers, SWA cache manager; every step is done at once."""
+
+    def __init__(self, num_blocks: int, *, sliding: bool) -> None:
+        config = CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_fa_blocks=num_blocks,
+            num_swa_blocks=num_blocks if sliding else 0,
+            sliding_window=WINDOW if sliding else None,
+        )
+        self.sliding = sliding
+        self.allocator = BlockAllocator(config)
+        self.manager = SWACacheManager(config) if sliding else None
+        self.step_id = 0
+        self.request_id = 0
+
+    def tell(self, message: Message, answer: type[MessageT]) -> MessageT:
+        """Hand it to the allocator, and everything between the two on, until this answer comes."""
+        waiting = list(self.allocator.handle(0.0, [message]))
+        for address, said in waiting:
+            if isinstance(said, answer):
+                return said
+            assert self.manager is not None, (address, said)
+            for _, reply in self.manager.handle(0.0, [said]):
+                waiting.extend(self.allocator.handle(0.0, [reply]))
+        raise AssertionError(f"no {answer.__name__}, but {waiting}")
+
+    def plan(
+        self,
+        *demands: AllocateRequestBlocks,
+        updates: tuple[UpdateRequestTokens, ...] = (),
+        releases: tuple[int, ...] = (),
+    ) -> BlocksPlanned:
+        self.step_id += 1
         message = PlanBlocks(
             pool_epoch=1,
-            step_id=state["step"],
-            done_step_id=state["step"] - 1,
+            step_id=self.step_id,
+            done_step_id=self.step_id - 1,
             token_budget=1 << 20,
-            demands=tuple(demands),
-            updates=tuple(updates),
+            demands=demands,
+            updates=updates,
             releases=tuple(ReleaseRequest(request_id=r) for r in releases),
         )
-        [(to, said)] = allocator.handle(0.0, [message])
-        if to != "scheduler":
-            assert manager is not None
-            [(_, done)] = manager.handle(0.0, [said])
-            [(_, said)] = allocator.handle(0.0, [done])
-        assert not said.refusals, said.refusals
-        return said
+        answer = self.tell(message, BlocksPlanned)
+        assert not answer.refusals, answer.refusals
+        return answer
 
-    def run(tokens: tuple[int, ...]) -> int:
-        state["request"] += 1
-        request = state["request"]
-        grant = plan(
-            [
-                AllocateRequestBlocks(
-                    request_id=request,
-                    num_computed_tokens=0,
-                    num_tokens=len(tokens),
-                    new=NewRequestBlocks(token_ids=tokens),
-                )
-            ]
-        ).grants[0]
-        plan(
-            updates=[
-                UpdateRequestTokens(
-                    request_id=request, token_ids=(), num_computed_tokens=grant.start + grant.num_tokens
-                )
-            ],
-            releases=[request],
+    def new(self, tokens: Tokens) -> AllocateRequestBlocks:
+        self.request_id += 1
+        return AllocateRequestBlocks(
+            request_id=self.request_id,
+            num_computed_tokens=0,
+            num_tokens=len(tokens),
+            new=NewRequestBlocks(token_ids=tokens),
         )
+
+    def run(self, tokens: Tokens) -> int:
+        """One request from its match to its release: how many tokens were cached."""
+        [grant] = self.plan(self.new(tokens)).grants
+        computed = grant.start + grant.num_tokens
+        update = UpdateRequestTokens(request_id=self.request_id, token_ids=(), num_computed_tokens=computed)
+        self.plan(updates=(update,), releases=(self.request_id,))
         return grant.start
 
-    def prompt() -> tuple[int, ...]:
-        return tuple(rng.randrange(150_000) for _ in range(PATH * BLOCK_SIZE + 1))
+    def load(self, tokens: Tokens) -> None:
+        """One request whose whole prefix comes from a store; it is dropped before it runs."""
+        self.request_id += 1
+        request_id, num_swa = self.request_id, WINDOW // BLOCK_SIZE if self.sliding else 0
+        probe = GetRequestPrefixBlockNumberBeforeRemoteCacheLoading(
+            pool_epoch=1,
+            request_id=request_id,
+            token_ids=tokens,
+            cache_salt="",
+            num_reserved_tokens=len(tokens) + 1,
+        )
+        reserve = AllocateBlocksForRemoteCache(
+            pool_epoch=1, request_id=request_id, fa_block_num=PATH, swa_block_num=num_swa
+        )
+        confirm = ConfirmRemoteCacheLoadingResult(
+            pool_epoch=1,
+            request_id=request_id,
+            matched_block_index=PATH,
+            matched_remote_swa_block_indexs=tuple(range(PATH - num_swa, PATH)),
+            reserved_block_num=0,
+        )
+        self.tell(probe, PrefixBlockNumber)
+        self.tell(reserve, RemoteBlocksAllocated)
+        assert self.tell(confirm, RemoteLoadingConfirmed).cached_blocks == PATH
+        drop = DropRemoteCacheLoading(pool_epoch=1, request_id=request_id)
+        for _, said in self.allocator.handle(0.0, [drop]):
+            assert self.manager is not None
+            self.manager.handle(0.0, [said])
 
-    prompts = [prompt() for _ in range(num_blocks // PATH + 20)]
-    for tokens in prompts:
-        run(tokens)
-    cold = [prompt() for _ in range(10 * ROUNDS)]
+
+def message_costs(num_blocks: int, *, sliding: bool) -> Costs:
+    rng = random.Random(0)
+    both = Both(num_blocks, sliding=sliding)
+    length = PATH * BLOCK_SIZE + 1
+    for _ in range(num_blocks // PATH + BATCH):
+        both.run(prompt(rng, length))
+    cold = [prompt(rng, length) for _ in range(BATCH * ROUNDS)]
+    loaded = [prompt(rng, length) for _ in range(BATCH * ROUNDS)]
 
     def run_cold() -> int:
-        for _ in range(10):
-            run(cold.pop())
-        return 10 * PATH
+        for _ in range(BATCH):
+            both.run(cold.pop())
+        return BATCH * PATH
 
     def run_warm() -> int:
-        for tokens in prompts[-10:]:
-            start = run(tokens)
-            assert start == PATH * BLOCK_SIZE, start
-        return 10 * PATH
+        for tokens in warm:
+            assert both.run(tokens) == PATH * BLOCK_SIZE
+        return BATCH * PATH
 
-    result = {"cold prompt with eviction": us_per_block(run_cold)}
-    prompts += [prompt() for _ in range(20)]
-    for tokens in prompts[-20:]:
-        run(tokens)
-    result["warm prompt"] = us_per_block(run_warm)
-    tokens = prompt()[:32]
-    first = state["request"] + 1
-    for request in range(first, first + 32):
-        plan(
-            [
-                AllocateRequestBlocks(
-                    request_id=request,
-                    num_computed_tokens=0,
-                    num_tokens=32,
-                    new=NewRequestBlocks(token_ids=(request, *tokens[1:])),
-                )
-            ]
-        )
+    def load() -> int:
+        for _ in range(BATCH):
+            both.load(loaded.pop())
+        return BATCH * PATH
+
+    costs = {"cold prompt, with eviction": us_per_block(run_cold)}
+    warm = [prompt(rng, length) for _ in range(BATCH)]
+    for tokens in warm:
+        both.run(tokens)
+    costs["warm prompt"] = us_per_block(run_warm)
+    costs["remote load, with eviction"] = us_per_block(load)
+    costs["step of 32 decodes"] = us_per_block(decodes(both, rng))
+    return costs
+
+
+def decodes(both: Both, rng: random.Random) -> Callable[[], int]:
+    """32 requests that go on by one token each step; a block becomes full every 16th."""
+    for _ in range(32):
+        both.plan(both.new(prompt(rng, 32)))
+    ids = range(both.request_id - 31, both.request_id + 1)
     position = 32
 
     def decode() -> int:
         nonlocal position
-        for _ in range(16):
-            updates = (
-                [
-                    UpdateRequestTokens(
-                        request_id=r, token_ids=tuple(range(16)), num_computed_tokens=position
-                    )
-                    for r in range(first, first + 32)
-                ]
-                if position % 16 == 0
-                else []
-            )
-            plan(
-                [
-                    AllocateRequestBlocks(request_id=r, num_computed_tokens=position, num_tokens=1)
-                    for r in range(first, first + 32)
-                ],
-                updates,
-            )
+        for _ in range(BLOCK_SIZE):
+            updates = [
+                UpdateRequestTokens(
+                    request_id=r, token_ids=tuple(range(BLOCK_SIZE)), num_computed_tokens=position
+                )
+                for r in ids
+                if position % BLOCK_SIZE == 0
+            ]
+            demands = [
+                AllocateRequestBlocks(request_id=r, num_computed_tokens=position, num_tokens=1) for r in ids
+            ]
+            both.plan(*demands, updates=tuple(updates))
             position += 1
-        return 16
+        return BLOCK_SIZE
 
-    result["step of 32 decodes, each"] = us_per_block(decode)
-    return result
+    return decode
+
+
+def print_table(title: str, costs: Callable[[int], Costs]) -> None:
+    small, large = map(costs, SIZES)
+    print(f"{title:36} {SIZES[0]:>9,} {SIZES[1]:>9,}   ratio")
+    for name in small:
+        print(f"  {name:34} {small[name]:9.2f} {large[name]:9.2f} {large[name] / small[name]:7.2f}")
 
 
 def main() -> None:
-    for name, sliding in (
-        ("cores", None),
-        ("messages, full layers only", False),
-        ("messages, with sliding layers", True),
-    ):
-        print(f"{name}: microseconds per block")
-        tables = [measure(n) if sliding is None else whole(n, sliding) for n in (10_000, 100_000)]
-        for key in tables[0]:
-            small, large = (table[key] for table in tables)
-            print(f"  {key:36} 10,000: {small:7.2f}   100,000: {large:7.2f}   ratio {large / small:.2f}")
+    print("Microseconds per block, by the number of cached blocks (for decodes: per step)")
+    print_table("cores", core_costs)
+    print_table("messages, full layers only", lambda n: message_costs(n, sliding=False))
+    print_table("messages, with sliding layers", lambda n: message_costs(n, sliding=True))
 
 
 if __name__ == "__main__":

@@ -246,8 +246,12 @@ class BlockPlanning:
             num_tokens=num_tokens,
             fa_write_start=max(start, request.num_matched * self.config.block_size),
             fa_edits=tuple(
-                BlockTableEdit(index=index, block_id=request.fa_block_ids[index])
-                for index in range(taken.first_index, len(request.fa_block_ids))
+                [
+                    BlockTableEdit(index=index, block_id=block_id)
+                    for index, block_id in enumerate(
+                        request.fa_block_ids[taken.first_index :], taken.first_index
+                    )
+                ]
             ),
             swa_edits=swa.edits if swa is not None else (),
         )

@@ -29,6 +29,7 @@ class BlockAllocatorGroupInterface(Protocol):
     def keep(self, block_id: int) -> None: ...
     def discard(self, block_id: int) -> None: ...
     def is_cached(self, block_id: int) -> bool: ...
+    def count_cached(self, block_ids: Iterable[int]) -> int: ...
     def generation(self, block_id: int) -> int: ...
     def generations(self, block_ids: Iterable[int]) -> list[int]: ...
     def reference_count(self, block_id: int) -> int: ...
@@ -104,7 +105,14 @@ class BlockPool:
 
     def is_cached(self, block_id: int) -> bool:
         """Whether the block could be evicted now."""
-        return self._kept[block_id] and self._is_idle(block_id)
+        return self._kept[block_id] and not (
+            self._owners[block_id] or self._leavers[block_id] or self._holders[block_id]
+        )
+
+    def count_cached(self, block_ids: Iterable[int]) -> int:
+        """How many of them could be evicted now."""
+        owners, leavers, holders, kept = self._owners, self._leavers, self._holders, self._kept
+        return sum([kept[b] and not (owners[b] or leavers[b] or holders[b]) for b in block_ids])
 
     def _is_idle(self, block_id: int) -> bool:
         return not (self._owners[block_id] or self._leavers[block_id] or self._holders[block_id])
@@ -130,6 +138,8 @@ class BlockPool:
         if self._owners[block_id] == 0:
             if self._holders[block_id]:
                 self._num_held -= 1
+            elif self._kept[block_id] and not self._leavers[block_id]:
+                self._num_cached -= 1
             else:
                 self._wake(block_id)
             self._num_referenced += 1
@@ -161,7 +171,10 @@ class BlockPool:
             self._holders[block_id] = holders
             if holders == 0 and not self._owners[block_id]:
                 self._num_held -= 1
-                self._leave(block_id, cached)
+                if self._leavers[block_id]:
+                    self._num_deferred += 1
+                else:
+                    self._settle(block_id, cached)
         return cached
 
     def take_over(self, block_id: int) -> None:
@@ -189,8 +202,13 @@ class BlockPool:
                 self._num_referenced -= 1
                 if self._holders[block_id]:
                     self._num_held += 1
+                elif self._leavers[block_id]:
+                    self._num_deferred += 1
+                elif self._kept[block_id]:
+                    self._num_cached += 1
+                    cached.append(block_id)
                 else:
-                    self._leave(block_id, cached)
+                    self._free.append(block_id)
         return cached
 
     def step_done(self, step_id: StepId) -> list[int]:
@@ -208,13 +226,6 @@ class BlockPool:
                     self._num_deferred -= 1
                     self._settle(block_id, cached)
         return cached
-
-    def _leave(self, block_id: int, cached: list[int]) -> None:
-        """Nobody owns or holds it any more."""
-        if self._leavers[block_id]:
-            self._num_deferred += 1
-        else:
-            self._settle(block_id, cached)
 
     def _settle(self, block_id: int, cached: list[int]) -> None:
         if self._kept[block_id]:

@@ -221,7 +221,7 @@ class FaCache:
         start = len(matched) * config.block_size
         num_tokens = min(demand.num_tokens, num_total_tokens - start, budget)
         num_fresh = config.num_blocks_for(start + num_tokens) - len(matched)
-        num_idle = pool.num_free + pool.num_cached - sum(map(pool.is_cached, matched))
+        num_idle = pool.num_free + pool.num_cached - pool.count_cached(matched)
         if max(num_fresh, num_reserved - len(matched)) > num_idle - self.num_set_aside:
             return "no_room"
         for block_id in matched:

@@ -72,7 +72,7 @@ class RemoteLoading:
         num_reserved = max(
             config.num_blocks_for(num_tokens), ceil_div(call.num_reserved_tokens, config.block_size)
         )
-        num_idle = fa.pool.num_free + fa.pool.num_cached - sum(map(fa.pool.is_cached, matched))
+        num_idle = fa.pool.num_free + fa.pool.num_cached - fa.pool.count_cached(matched)
         room = num_idle - fa.num_set_aside
         if num_reserved - len(matched) > room:
             raise CallRefused(
