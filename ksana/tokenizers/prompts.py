@@ -20,6 +20,7 @@ from ksana.tokenizers.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+EMPTY_PROMPT = "empty_prompt"
 
 
 class PromptEncoder:
@@ -38,7 +39,7 @@ class PromptEncoder:
         Raises RequestError when it cannot fit the context however it is tokenized.
         """
         if isinstance(prompt, TokensPrompt):
-            self._check_length(len(prompt.token_ids))
+            self._check_length(len(prompt.token_ids), prompt)
             return 0
         num_chars = _num_chars(prompt)
         if num_chars > self.max_prompt_chars:
@@ -69,13 +70,13 @@ class PromptEncoder:
             )
         if not token_ids:
             raise RequestError(
-                "The prompt is empty: it has no tokens.", param=_param(prompt), code="empty_prompt"
+                "The prompt is empty: it has no tokens.", param=_param(prompt), code=EMPTY_PROMPT
             )
-        self._check_length(len(token_ids))
+        self._check_length(len(token_ids), prompt)
         if (
             self.tokenizer.vocab_size > self.vocab_size
         ):  # tokens were added for which the model has no embedding
-            self.check_ids(token_ids)
+            self.check_ids(token_ids, _param(prompt))
         return token_ids
 
     def answer(self, message: EncodePrompt) -> PromptEncoded:
@@ -92,14 +93,14 @@ class PromptEncoder:
             return PromptEncoded(request_id=message.request_id, error=failed)
         return PromptEncoded(request_id=message.request_id, token_ids=token_ids)
 
-    def check_ids(self, token_ids: Sequence[int]) -> None:
-        """Raise RequestError unless all ids are in the model's vocabulary."""
+    def check_ids(self, token_ids: Sequence[int], param: str = "prompt") -> None:
+        """Raise RequestError, about the field `param`, unless all ids are in the model's vocabulary."""
         for index, token_id in enumerate(token_ids):
             if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                 raise RequestError(
                     f"Token {index} is {str(token_id)[:40]}, outside the vocabulary: ids go from 0 to"
                     f" {self.vocab_size - 1}.",
-                    param="prompt",
+                    param=param,
                     code="invalid_token_id",
                 )
 
@@ -129,12 +130,12 @@ class PromptEncoder:
             )
         return sampling
 
-    def _check_length(self, num_tokens: int) -> None:
+    def _check_length(self, num_tokens: int, prompt: Prompt) -> None:
         if num_tokens >= self.max_model_len:
             raise RequestError(
                 f"The prompt has {num_tokens} tokens and the context {self.max_model_len} (max_model_len):"
                 " there is no room for any output. Shorten the prompt.",
-                param="prompt",
+                param=_param(prompt),
                 code=CONTEXT_LENGTH_EXCEEDED,
             )
 

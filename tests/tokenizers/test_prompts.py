@@ -45,6 +45,7 @@ def test_all_forms_of_a_prompt() -> None:
         (TokensPrompt(token_ids=(5,) * 100), "prompt", "context_length_exceeded", "100 tokens.*context 100"),
         (TextPrompt(text="x" * 100), "prompt", "context_length_exceeded", "101 tokens.*context 100"),
         (TextPrompt(text="x" * 10_000), "prompt", "context_length_exceeded", "10000 characters.*100 tokens"),
+        (chat("x" * 200), "messages", "context_length_exceeded", "tokens.*context 100"),
         (chat("x" * 5_000, "x" * 5_000), "messages", "context_length_exceeded", "10008 characters"),
         (chat(), "messages", None, "empty"),
         (TextPrompt(text="a\ud800"), "prompt", None, "surrogate"),
