@@ -14,9 +14,12 @@ from ksana.errors import RequestError, ServiceError
 from ksana.gateway import sse
 from ksana.gateway.asgi import request_scope
 from ksana.gateway.context import Gateway
+from ksana.gateway.context_length import counting, too_much
 from ksana.gateway.errors import ApiError, error_of
+from ksana.gateway.field_names import Names, naming
 from ksana.gateway.limits import ENGINE_GRACE_S
 from ksana.gateway.outputs import Indexed, Outputs
+from ksana.gateway.sampling_fields import draw_seed
 from ksana.messages.outputs import Finished, PromptAccepted, TextDelta, Usage
 from ksana.messages.requests import Prompt, SamplingParams
 from ksana.sampling.params import validate
@@ -27,8 +30,19 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
+    is_seeded: bool
+    """The seed is the client's, and of every prompt, so that the same request has the same answer. Else each
+    prompt gets one of its own, so that equal prompts have different answers."""
     stream: bool
     cache_salt: str = ""
+    names: Names = {}
+    """How the client calls the fields."""
+
+    def sampling_of(self, index: int) -> SamplingParams:
+        """The parameters of one prompt."""
+        if index == 0 or self.is_seeded:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, seed=draw_seed())
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +86,13 @@ async def answer(gateway: Gateway, ask: Ask, form: Form) -> Response:
     decided when the first output is there. Afterwards a failure is written into the stream.
     """
     try:
-        outputs = _start(gateway, ask)
-        if not ask.stream:
-            results = await _collect(outputs, len(ask.prompts))
-            return Response(sse.encode_json(form.whole(results)), content_type="application/json")
-        first = await outputs.first()
+        with naming(ask.names), counting(ask.sampling.max_tokens):
+            await _check(gateway, ask)
+            outputs = _start(gateway, ask)
+            if not ask.stream:
+                results = await _collect(outputs, len(ask.prompts))
+                return Response(sse.encode_json(form.whole(results)), content_type="application/json")
+            first = await outputs.first()
     except BaseException:
         # Not only when the error has been sent: what still runs for this request is wasted.
         request_scope().close()
@@ -84,18 +100,26 @@ async def answer(gateway: Gateway, ask: Ask, form: Form) -> Response:
     return Response(_stream(outputs, first, form), content_type=form.content_type, headers=sse.HEADERS)
 
 
-def _start(gateway: Gateway, ask: Ask) -> Outputs:
-    """Ask the engine for every prompt. If one is refused, those before it are given up."""
+async def _check(gateway: Gateway, ask: Ask) -> None:
+    """Refuse what cannot be asked of the engine."""
     gateway.traffic.check_open()
     model = gateway.client.model
+    max_tokens = ask.sampling.max_tokens
+    if max_tokens is not None and max_tokens > model.max_model_len:
+        # Not in the words of `validate`: how much there is room for depends on the prompt.
+        raise too_much(len(await gateway.client.tokenize(ask.prompts[0])), max_tokens, model.max_model_len)
     validate(ask.sampling, model.vocab_size, model.max_model_len)
+
+
+def _start(gateway: Gateway, ask: Ask) -> Outputs:
+    """Ask the engine for every prompt. If one is refused, those before it are given up."""
     scope = request_scope()
     timeout_s = float(gateway.settings.request_timeout)
     streams: list[OutputStream] = []
-    for prompt in ask.prompts:
+    for index, prompt in enumerate(ask.prompts):
         stream = gateway.client.generate(
             prompt,
-            ask.sampling,
+            ask.sampling_of(index),
             timeout_s=timeout_s,
             cache_salt=g.key_salt + ":" + ask.cache_salt if g.key_salt else ask.cache_salt,
             external_id=scope.request_id,

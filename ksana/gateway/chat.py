@@ -13,9 +13,10 @@ from quart_trio import QuartTrio
 from ksana.errors import RequestError
 from ksana.gateway.answer import Ask, answer
 from ksana.gateway.context import Gateway
+from ksana.gateway.field_names import Names
 from ksana.gateway.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
 from ksana.gateway.openai_forms import ChatForm
-from ksana.gateway.request_body import read_request
+from ksana.gateway.request_body import convert, read_request
 from ksana.gateway.sampling_fields import NEUTRAL, Label, NumTokens, OpenAiFields
 from ksana.messages.requests import ChatMessage, ChatPrompt
 
@@ -53,14 +54,18 @@ _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+CHAT_NAMES: Names = {"prompt": "messages"}
+_NEW_CHAT_NAMES: Names = {**CHAT_NAMES, "max_tokens": "max_completion_tokens"}
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
-    text: str | None = None
+    text: str
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_CONTENT_PARTS)] | None = None
+    content: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_CONTENT_PARTS)] | None = None
     name: Label | None = None
 
     refusal: Any = None
@@ -124,16 +129,16 @@ def _message(index: int, message: Message) -> ChatMessage:
     return ChatMessage(role=role, content=text, name=message.name)
 
 
-def _part(where: str, part: ContentPart) -> str:
-    if part.type != "text":
+def _part(where: str, part: dict[str, Any]) -> str:
+    """The text of a content part. Its fields depend on its type, so that is looked at first."""
+    kind = part.get("type")
+    if isinstance(kind, str) and kind != "text":
         raise RequestError(
-            f"'{where}' is of type {part.type[:64]!r}; this server only reads text",
+            f"unsupported content: '{where}' is of type {kind[:64]!r}, and this server only reads text",
             param=f"{where}.type",
             code="unsupported_content",
         )
-    if part.text is None:
-        raise RequestError(f"'{where}.text' is required", param=f"{where}.text")
-    return part.text
+    return convert(part, TextPart, where + ".").text
 
 
 def add_routes(app: QuartTrio, gateway: Gateway) -> None:
@@ -147,8 +152,10 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
         ask = Ask(
             prompts=(prompt,),
             sampling=asked.sampling(_max_tokens(asked)),
+            is_seeded=asked.seed is not None,
             stream=bool(asked.stream),
             cache_salt=asked.cache_salt or "",
+            names=CHAT_NAMES if asked.max_completion_tokens is None else _NEW_CHAT_NAMES,
         )
         return await answer(gateway, ask, form)
 

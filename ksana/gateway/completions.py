@@ -1,4 +1,8 @@
-"""POST /v1/completions."""
+"""POST /v1/completions.
+
+A `seed` is every prompt's: the same request has the same answer, and equal prompts in it have equal texts.
+Without one, each prompt gets its own.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +72,7 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
         ask = Ask(
             prompts=prompts_of(asked.prompt, asked.add_special_tokens is not False),
             sampling=asked.sampling(max_tokens),
+            is_seeded=asked.seed is not None,
             stream=bool(asked.stream),
             cache_salt=asked.cache_salt or "",
         )

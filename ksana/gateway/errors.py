@@ -17,6 +17,10 @@ log = logging.getLogger("ksana.gateway")
 
 ApiError = RequestError | ServiceError
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+EMPTY_PROMPT = "empty_prompt"
+"""Codes of the engine's tokenizer, which the gateway cannot import (numpy comes with it)."""
+
 _RETRY_AFTER_S = {429: 1, 503: 5}
 """Where whoever raises the error says nothing. Five seconds is about what a new worker takes."""
 

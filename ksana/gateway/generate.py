@@ -1,7 +1,9 @@
 """POST /generate: KsanaLLM's native form.
 
 Records are cumulative and each is ended by a NUL byte. With nothing said about sampling it is greedy, as
-there (`topk` is 1 by default).
+there. `topk` is 1 by default, and 0 (off) where the request asks for sampling by another field: a
+`temperature` above 0, a `topp` between 0 and 1, a `min_p` above 0, or `do_sample` true. `temperature` 0,
+`topk` 1 and `do_sample` false each mean greedy, whatever the others say.
 """
 
 from __future__ import annotations
@@ -19,12 +21,20 @@ from ksana.gateway import sse
 from ksana.gateway.answer import Ask, Result, answer
 from ksana.gateway.context import Gateway
 from ksana.gateway.errors import ApiError, error_body
-from ksana.gateway.limits import MAX_CACHE_SALT, MAX_TOKEN_ID
-from ksana.gateway.request_body import check_neutral, convert, read_request
-from ksana.gateway.sampling_fields import StopString, TokenId, draw_seed
+from ksana.gateway.field_names import naming
+from ksana.gateway.generate_sampling import (
+    greedy,
+    is_greedy,
+    sampling_config,
+    sampling_names,
+    sampling_params,
+)
+from ksana.gateway.limits import MAX_CACHE_SALT
+from ksana.gateway.request_body import read_request
+from ksana.gateway.sampling_fields import TokenId
 from ksana.messages.outputs import Finished, PromptAccepted, TextDelta, Usage
-from ksana.messages.requests import Prompt, SamplingParams, TextPrompt, TokensPrompt
-from ksana.sampling.params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ksana.messages.requests import Prompt, TextPrompt, TokensPrompt
+from ksana.sampling.params import validate
 
 END_OF_RECORD = b"\0"
 
@@ -39,49 +49,6 @@ GENERATE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "model_type": ("empty", ""),
 }
 
-SAMPLING_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "length_penalty": (1,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "decoder_no_repeat_ngram_size": (0,),
-    "logprobs": (0, False),
-    "logprobs_num": (0,),
-    "return_prompt_probs": (False,),
-    "enable_structured_output": (False,),
-    "json_schema": ("",),
-}
-
-
-class SamplingConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """KsanaLLM's names; `top_k`, `top_p`, `max_tokens` and `stop` are accepted beside them."""
-
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    topk: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    topp: Annotated[float, Meta(ge=0, le=1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    do_sample: bool | None = None
-    max_new_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop_strings: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    ignore_eos: bool | None = None
-
-
-_ALIASES = {
-    "top_k": "topk",
-    "top_p": "topp",
-    "max_tokens": "max_new_tokens",
-    "min_new_tokens": "min_tokens",
-    "stop": "stop_strings",
-    "random_seed": "seed",
-}
-
 
 class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     prompt: str | None = None
@@ -91,51 +58,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     model: str | None = None
     model_name: str | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
-
-
-def sampling_config(fields: dict[str, Any]) -> SamplingConfig:
-    """`sampling_config` with its aliases resolved. Raises RequestError that names the field."""
-    fields = dict(fields)
-    for alias, name in _ALIASES.items():
-        if alias in fields:
-            if name in fields:
-                raise RequestError(
-                    f"'sampling_config' has {name!r} under two names ({alias!r})",
-                    param=f"sampling_config.{alias}",
-                )
-            fields[name] = fields.pop(alias)
-    if isinstance(fields.get("stop_strings"), str):
-        fields["stop_strings"] = [fields["stop_strings"]]
-    check_neutral(fields, SAMPLING_NEUTRAL, "sampling_config.")
-    return convert(fields, SamplingConfig, "sampling_config.")
-
-
-def sampling_params(config: SamplingConfig) -> SamplingParams:
-    top_k = 1 if config.topk is None else max(config.topk, 0)
-    greedy = top_k == 1 or config.do_sample is False
-    top_p = 1.0 if greedy or config.topp is None else config.topp
-    if top_p == 0:
-        raise RequestError(
-            "'sampling_config.topp' must be above 0 when sampling", param="sampling_config.topp"
-        )
-    temperature = 1.0 if config.temperature is None else config.temperature
-    max_tokens = None if config.max_new_tokens in (None, -1) else config.max_new_tokens
-    if max_tokens == 0:
-        raise RequestError(
-            "'sampling_config.max_new_tokens' must be at least 1", param="sampling_config.max_new_tokens"
-        )
-    return SamplingParams(
-        seed=draw_seed() if config.seed is None else config.seed % (1 << 64),
-        max_tokens=max_tokens,
-        min_tokens=config.min_tokens or 0,
-        temperature=0.0 if greedy else temperature,
-        top_k=0 if greedy else top_k,
-        top_p=top_p,
-        min_p=0.0 if greedy else config.min_p or 0.0,
-        stop=tuple(config.stop_strings or ()),
-        stop_token_ids=tuple(config.stop_token_ids or ()),
-        ignore_eos=bool(config.ignore_eos),
-    )
 
 
 class GenerateForm:
@@ -193,10 +115,23 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     async def generate() -> Response:
         asked = await read_request(GenerateRequest, GENERATE_NEUTRAL)
         gateway.check_model(asked.model or asked.model_name or None)
+        config = sampling_config(asked.sampling_config or {})
+        prompt_name = "prompt" if asked.input_tokens is None else "input_tokens"
+        names = {**sampling_names(asked.sampling_config or {}), "prompt": prompt_name}
+        with naming(names):
+            sampling = sampling_params(config)
+            if is_greedy(config):
+                # What will not be used is checked all the same.
+                model = gateway.client.model
+                unlimited = msgspec.structs.replace(sampling, max_tokens=None)
+                validate(unlimited, model.vocab_size, model.max_model_len)
+                sampling = greedy(sampling)
         ask = Ask(
             prompts=(prompt_of(asked),),
-            sampling=sampling_params(sampling_config(asked.sampling_config or {})),
+            sampling=sampling,
+            is_seeded=config.seed is not None,
             stream=asked.stream is not False,
             cache_salt=asked.cache_salt or "",
+            names=names,
         )
         return await answer(gateway, ask, GenerateForm())

@@ -1,7 +1,7 @@
 """What Prometheus is told, under the names that the field's dashboards know, with the prefix `ksana:`.
 
-Latencies are seen from here, per prompt, from when it was handed to the engine. Token and cache counters
-are the engine's own, read when somebody asks.
+Latencies are seen from here, per prompt, from when it was handed to the engine. All counters are the
+engine's own, read when somebody asks: it also knows of requests whose client left, and nobody reads any more.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from ksana.client import Client
 from ksana.messages.blocks import PoolUse
-from ksana.messages.outputs import Aborted, Ended, Finished, Outcome, OutputEvent, TextDelta
+from ksana.messages.outputs import Ended, Finished, OutputEvent, TextDelta
 from ksana.messages.status import EngineStatus
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -66,14 +66,6 @@ class Metrics:
             _TPOT_S,
         )
         self._e2e = histogram("e2e_request_latency_seconds", "Request handed in until its end", _E2E_S)
-        self._success = Counter(
-            "ksana:request_success",
-            "Requests that ended, by how",
-            [_LABEL, "finished_reason"],
-            registry=self.registry,
-        )
-        for reason in ("stop", "length", "abort", "error"):
-            self._success.labels(self._name, reason)
         self.registry.register(_EngineCollector(client, self._name))
 
     def observe(self, num_prompts: int) -> Callable[[int, OutputEvent], None]:
@@ -92,10 +84,9 @@ class Metrics:
         return listen
 
     def _ended(self, event: Ended, started_s: float, first_s: float | None) -> None:
-        now = trio.current_time()
-        self._success.labels(self._name, _reason(event.outcome)).inc()
         if not isinstance(event.outcome, Finished):
             return
+        now = trio.current_time()
         self._e2e.observe(now - started_s)
         if first_s is not None and event.usage.num_output_tokens > 1:
             self._tpot.observe((now - first_s) / (event.usage.num_output_tokens - 1))
@@ -103,12 +94,6 @@ class Metrics:
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-def _reason(outcome: Outcome) -> str:
-    if isinstance(outcome, Finished):
-        return outcome.reason
-    return "abort" if isinstance(outcome, Aborted) else "error"
 
 
 class _EngineCollector(Collector):
@@ -188,7 +173,13 @@ def _counters(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
 def _labelled_counters(
     status: EngineStatus,
 ) -> Iterator[tuple[str, str, str, tuple[tuple[str, float], ...]]]:
-    cache, remote = status.cache, status.remote
+    cache, remote, counters = status.cache, status.remote, status.counters
+    ends = (
+        ("finished", counters.num_finished),
+        ("error", counters.num_failed),
+        ("abort", counters.num_aborted),
+    )
+    yield "request_success", "Requests that ended, by how", "finished_reason", ends
     # What sliding windows let be used of the FA hit; of that, the rest was here without a load.
     hits = [
         ("full_attention", cache.num_fa_hit_tokens),

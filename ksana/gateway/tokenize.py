@@ -11,12 +11,14 @@ from quart_trio import QuartTrio
 
 from ksana.errors import RequestError
 from ksana.gateway import sse
-from ksana.gateway.chat import Message, chat_prompt
+from ksana.gateway.chat import CHAT_NAMES, Message, chat_prompt
 from ksana.gateway.context import Gateway
+from ksana.gateway.errors import EMPTY_PROMPT
+from ksana.gateway.field_names import naming
 from ksana.gateway.limits import MAX_MESSAGES
 from ksana.gateway.request_body import read_request
 from ksana.gateway.sampling_fields import TokenId
-from ksana.messages.requests import Prompt, TextPrompt
+from ksana.messages.requests import ChatPrompt, Prompt, TextPrompt
 
 TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_token_strs": (False,),
@@ -55,12 +57,23 @@ def tokenize_prompt(asked: TokenizeRequest) -> Prompt:
     return chat_prompt(asked.messages, asked.add_generation_prompt, asked.continue_final_message)
 
 
+async def _tokens_of(gateway: Gateway, prompt: Prompt) -> tuple[int, ...]:
+    """Like a generating route, but that no tokens are an answer too. Raises RequestError."""
+    try:
+        with naming(CHAT_NAMES if isinstance(prompt, ChatPrompt) else {}):
+            return await gateway.client.tokenize(prompt)
+    except RequestError as error:
+        if error.code == EMPTY_PROMPT:
+            return ()
+        raise
+
+
 def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     @app.post("/tokenize")
     async def tokenize() -> Response:
         asked = await read_request(TokenizeRequest, TOKENIZE_NEUTRAL)
         gateway.check_model(asked.model)
-        tokens = await gateway.client.tokenize(tokenize_prompt(asked))
+        tokens = await _tokens_of(gateway, tokenize_prompt(asked))
         answer = {
             "count": len(tokens),
             "max_model_len": gateway.client.model.max_model_len,
@@ -73,5 +86,6 @@ def add_routes(app: QuartTrio, gateway: Gateway) -> None:
     async def detokenize() -> Response:
         asked = await read_request(DetokenizeRequest, {})
         gateway.check_model(asked.model)
-        text = await gateway.client.detokenize(tuple(asked.tokens))
+        with naming({"prompt": "tokens"}):
+            text = await gateway.client.detokenize(tuple(asked.tokens))
         return Response(sse.encode_json({"prompt": text}), content_type="application/json")

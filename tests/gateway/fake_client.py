@@ -16,6 +16,7 @@ from ksana.messages.outputs import Ended, Failed, Finished, OutputEvent, PromptA
 from ksana.messages.requests import Abort, ChatPrompt, Generate, Prompt, SamplingParams, TextPrompt
 from ksana.messages.status import EngineStatus, ModelInfo, SchedulerCounters
 from ksana.runtime.slots import Slots
+from ksana.tokenizers.prompts import CONTEXT_LENGTH_EXCEEDED, EMPTY_PROMPT
 
 Script = Callable[[Generate], AsyncIterator[OutputEvent]]
 
@@ -43,6 +44,12 @@ def ids_of(prompt: Prompt) -> tuple[int, ...]:
     if isinstance(prompt, ChatPrompt):
         return tuple(ord(letter) % 1000 for one in prompt.messages for letter in one.content)
     return prompt.token_ids
+
+
+def too_long(num_tokens: int, max_model_len: int) -> RequestError:
+    """What the real tokenizer raises."""
+    text = f"The prompt has {num_tokens} tokens and the context {max_model_len} (max_model_len)."
+    return RequestError(text, param="prompt", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 def says(
@@ -133,7 +140,14 @@ class FakeClient:
             fa_use=USE,
             swa_use=None,
             cache=CacheCounters(num_queried_tokens=50, num_hit_tokens=20),
-            counters=SchedulerCounters(num_prompt_tokens=70, num_output_tokens=30, num_preemptions=4),
+            counters=SchedulerCounters(
+                num_prompt_tokens=70,
+                num_output_tokens=30,
+                num_preemptions=4,
+                num_finished=9,
+                num_failed=2,
+                num_aborted=5,
+            ),
             worker_state="ready",
             worker_epoch=1,
             num_worker_restarts=2,
@@ -178,12 +192,17 @@ class FakeClient:
             scope.cancel()
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        return ids_of(prompt)
+        ids = ids_of(prompt)
+        if not ids:
+            raise RequestError("the prompt is empty", param="prompt", code=EMPTY_PROMPT)
+        if len(ids) >= self.model.max_model_len:
+            raise too_long(len(ids), self.model.max_model_len)
+        return ids
 
     async def detokenize(self, token_ids: Sequence[int], _skip: bool = False) -> str:
         if any(token >= self.model.vocab_size for token in token_ids):
             raise RequestError(
-                f"a token id is outside the vocabulary ({self.model.vocab_size})", param="tokens"
+                f"a token id is outside the vocabulary ({self.model.vocab_size})", param="prompt"
             )
         return "".join(map(chr, token_ids))
 

@@ -8,7 +8,8 @@ import pytest
 
 from ksana.messages.outputs import Failed
 from ksana.messages.requests import ChatMessage, ChatPrompt
-from tests.gateway.fake_client import fails, says
+from ksana.tokenizers.prompts import refusal
+from tests.gateway.fake_client import fails, says, too_long
 from tests.gateway.serving import CHAT, Running, running, sse_data
 
 
@@ -204,7 +205,15 @@ async def test_sampling_fields_reach_the_engine() -> None:
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content[0].image_url",
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": 5}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "mood": 1}]}]},
+            "messages[0].content[0].mood",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
@@ -251,6 +260,44 @@ async def test_what_is_wrong_is_named(more: dict[str, Any], param: str) -> None:
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert param.split(".")[-1].split("[")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "f"}},
+        {"type": "video_url", "video_url": {"url": "x"}},
+    ],
+    ids=lambda part: part["type"],
+)
+async def test_what_is_not_text_is_unsupported_content(part: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
+    async with running() as gateway:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            answer = await gateway.post(path, {"messages": messages})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["code"] == "unsupported_content"
+            assert error["param"] == "messages[0].content[1].type"
+            assert "unsupported content" in error["message"]
+            assert part["type"] in error["message"]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_conversation_too_long_is_told_in_the_words_of_chat(name: str) -> None:
+    async with running(fails(refusal(too_long(3000, 2048)))) as gateway:
+        answer = await gateway.post("/v1/chat/completions", {**CHAT, name: 7})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages")
+        assert f"7 tokens of output were asked for ({name})" in error["message"]
+        answer = await gateway.post("/v1/chat/completions", {**CHAT, name: 5000})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name)
+        assert f"2 in the prompt and 5000 of output ({name})" in error["message"]
+        answer = await gateway.post("/v1/chat/completions", {**CHAT, name: 5, "min_tokens": 6})
+        assert f"{name} (5)" in answer.json()["error"]["message"]
 
 
 async def test_neutral_values_and_labels_are_accepted() -> None:

@@ -8,7 +8,8 @@ import trio
 
 from ksana.messages.outputs import Ended, Failed, Finished, OutputEvent, TextDelta, Usage
 from ksana.messages.requests import Generate, TextPrompt, TokensPrompt
-from tests.gateway.fake_client import accepted, ids_of, says
+from ksana.tokenizers.prompts import refusal
+from tests.gateway.fake_client import accepted, fails, ids_of, says, too_long
 from tests.gateway.serving import COMPLETION, running, sse_data
 
 
@@ -78,6 +79,32 @@ async def test_many_prompts_share_one_stream() -> None:
             reasons[choice["index"]].append(choice["finish_reason"])
     assert texts == ["<7>" * 3, "<900>" * 3, "<300>" * 3]
     assert reasons == [["length"]] * 3
+
+
+async def test_equal_prompts_without_a_seed_have_different_ones() -> None:
+    async with running() as gateway:
+        await gateway.post("/v1/completions", {"prompt": ["a"] * 5})
+        assert len({asked.sampling.seed for asked in gateway.client.asked}) == 5
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1])
+async def test_a_seed_that_is_given_is_every_prompt_s(seed: int) -> None:
+    async with running() as gateway:
+        await gateway.post("/v1/completions", {"prompt": ["a"] * 5, "seed": seed})
+        assert [asked.sampling.seed for asked in gateway.client.asked] == [seed % 2**64] * 5
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [("a" * 10, 5000), ("a" * 3000, 7), ("a" * 3000, 5000)])
+async def test_too_much_for_the_context_says_all_numbers(prompt: str, max_tokens: int) -> None:
+    async with running(fails(refusal(too_long(len(prompt), 2048)))) as gateway:
+        body = {"prompt": prompt, "max_tokens": max_tokens}
+        answer = await gateway.post("/v1/completions", body)
+    assert answer.status_code == 400
+    error_object = answer.json()["error"]
+    assert error_object["code"] == "context_length_exceeded"
+    for number in (len(prompt), max_tokens, 2048):
+        assert str(number) in error_object["message"]
+    assert "(max_tokens)" in error_object["message"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -212,6 +212,8 @@ async def test_tokenize_and_detokenize() -> None:
         assert answer.json()["tokens"] == [72, 105]
         assert (await gateway.post("/detokenize", {"tokens": [72, 105]})).json() == {"prompt": "Hi"}
         for path, body, param in (
+            ("/tokenize", {"prompt": "a" * 5000}, "prompt"),
+            ("/tokenize", {"messages": [{"role": "user", "content": "a" * 5000}]}, "messages"),
             ("/tokenize", {}, "prompt"),
             ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
             ("/detokenize", {"tokens": [5000]}, "tokens"),
@@ -221,6 +223,15 @@ async def test_tokenize_and_detokenize() -> None:
             answer = await gateway.post(path, body)
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == param
+
+
+async def test_no_text_has_no_tokens() -> None:
+    async with running() as gateway:
+        for body in ({"prompt": ""}, {"prompt": "", "add_special_tokens": False}):
+            answer = await gateway.post("/tokenize", body)
+            assert answer.status_code == 200, answer.text
+            assert (answer.json()["count"], answer.json()["tokens"]) == (0, [])
+        assert (await gateway.post("/detokenize", {"tokens": []})).json() == {"prompt": ""}
 
 
 async def test_version() -> None:
@@ -257,7 +268,7 @@ async def test_metrics() -> None:
             "worker_restarts_total": 2,
         }.items():
             assert await metric(gateway, f"ksana:{name}{labels}") == value, name
-        for reason, count in (("length", 4), ("stop", 0), ("error", 1)):
+        for reason, count in (("finished", 9), ("error", 2), ("abort", 5)):
             line = f'ksana:request_success_total{{finished_reason="{reason}",model_name="fake"}}'
             assert await metric(gateway, line) == count
         assert 0.005 < await metric(gateway, f"ksana:time_per_output_token_seconds_sum{labels}") / 4 < 0.2
