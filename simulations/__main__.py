@@ -15,7 +15,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     smoke = commands.add_parser("smoke", help="mixed requests, aborts, crashes and a shutdown")
     smoke.add_argument("--seed", type=int, default=0)
-    smoke.add_argument("--requests", type=int, default=400)
+    smoke.add_argument("--requests", type=int, default=300)
     smoke.add_argument("--no-sliding-window", action="store_true")
     options = parser.parse_args()
     report = run_smoke(options.seed, options.requests, None if options.no_sliding_window else 96)

@@ -12,6 +12,7 @@ import trio
 from ksana.client import OutputStream
 from ksana.devices.simulated_worker import KnownRequest, TokenSource
 from ksana.errors import InvariantViolated, ServiceError
+from ksana.messages.base import RequestId
 from ksana.messages.outputs import Aborted, Ended, Failed, Finished, PromptAccepted, TextDelta
 from ksana.messages.requests import (
     ChatMessage,
@@ -36,10 +37,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_ask(rng: random.Random, vocab_size: int, max_tokens: int) -> Ask:
-    """Mixed lengths and habits: a quarter shares one of eight prefixes, some leave, some are impatient."""
+    """Mixed lengths and habits: two in five share one of eight prefixes, some leave, some are impatient."""
     kind = rng.random()
     prompt: Prompt
-    if kind < 0.25:
+    if kind < 0.4:
         shared = random.Random(rng.randrange(8)).choices(range(3, vocab_size), k=400)
         own = rng.choices(range(3, vocab_size), k=rng.randint(1, 60))
         prompt = TokensPrompt(token_ids=tuple(shared[: rng.choice((64, 200, 400))] + own))
@@ -48,7 +49,7 @@ def make_ask(rng: random.Random, vocab_size: int, max_tokens: int) -> Ask:
     elif kind < 0.8:
         words = " ".join(str(rng.randrange(10_000)) for _ in range(rng.randint(1, 40)))
         prompt = ChatPrompt(messages=(ChatMessage(role="user", content=words),))
-    elif kind < 0.98:
+    elif kind < 0.95:
         prompt = TextPrompt(text="".join(rng.choices("abc déf\n", k=rng.randint(1, 200))))
     else:
         prompt = TextPrompt(text=LONG * rng.randint(600, 3000))
@@ -68,6 +69,9 @@ def make_ask(rng: random.Random, vocab_size: int, max_tokens: int) -> Ask:
     )
 
 
+Doors = dict[RequestId, Callable[[], None]]
+
+
 class Tally:
     """How requests ended, as their clients saw it."""
 
@@ -84,8 +88,12 @@ async def run_client(
     expected: TokenSource,
     is_stop_char: Callable[[int], bool],
     tally: Tally,
+    doors: Doors | None = None,
 ) -> None:
-    """Send one request and hold its answer against the script. Raises InvariantViolated where they differ."""
+    """Send one request and hold its answer against the script. Raises InvariantViolated where they differ.
+
+    Through its door in `doors` a client leaves whenever somebody else wants it to.
+    """
     try:
         stream = generate(
             ask.prompt, ask.sampling, timeout_s=ask.timeout_s, cache_salt=ask.cache_salt, external_id=""
@@ -93,6 +101,26 @@ async def run_client(
     except ServiceError as error:
         tally.endings[f"refused {error.status}"] += 1
         return
+    with trio.CancelScope() as scope:
+        if doors is not None:
+
+            def leave() -> None:
+                stream.close()
+                scope.cancel()
+
+            doors[stream.request_id] = leave
+        await _follow(ask, stream, expected, is_stop_char, tally)
+    if scope.cancelled_caught:
+        tally.endings["left"] += 1
+
+
+async def _follow(
+    ask: Ask,
+    stream: OutputStream,
+    expected: TokenSource,
+    is_stop_char: Callable[[int], bool],
+    tally: Tally,
+) -> None:
     accepted: PromptAccepted | None = None
     token_ids: list[int] = []
     async with stream:

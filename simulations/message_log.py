@@ -51,5 +51,8 @@ FROM_OUTSIDE: dict[str, Address] = {
     "Abort": "tokenizer",
     "PromptEncoded": "tokenizer",
     "Drain": "scheduler",
+    "StoreFound": "remote_cache_loader",
+    "StoreFetched": "remote_cache_loader",
+    "StoreSaved": "remote_cache_loader",
 }
 """Messages that no core says, or that the tokenizer only passes on, and where they come in."""

@@ -1,9 +1,10 @@
-"""A short rough run: many kinds of requests, impatient clients, crashes, a shutdown in the middle."""
+"""A short rough run: many kinds of requests, impatient clients, crashes, a store that breaks, a shutdown."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import trio
@@ -14,18 +15,24 @@ from ksana.devices.simulated import SimulatedBackend
 from ksana.devices.simulated_worker import KnownRequest, SimulatedWorker, TokenSource, hashed_tokens
 from ksana.engine import Engine
 from ksana.errors import InvariantViolated
+from ksana.messages.base import Message
 from ksana.messages.blocks import PoolUse
+from ksana.messages.remote import AllocateBlocksForRemoteCache, ConfirmRemoteCacheLoadingResult
 from ksana.messages.status import EngineStatus
 from ksana.messages.steps import StepPlan
+from ksana.messages.stores import RemoteCacheStatus
 from ksana.model_setup import ModelSetup
+from ksana.runtime.actor import Address, Said
 from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
-from simulations.clients import Ask, Tally, make_ask, open_loop, run_client
+from ksana.stores.simulated import Faults, SimulatedStore
+from simulations.clients import Ask, Doors, Tally, make_ask, open_loop, run_client
 from simulations.message_log import MessageLog
 from simulations.toy_model import toy_model
 
 _CRASHES_PER_STEP = 0.002
 _BAD_ROWS = 0.0005
+_LEAVES_PER_CALL = 0.03
 _LEFT_AT_THE_END = 40
 
 
@@ -43,9 +50,11 @@ class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
     num_worker_restarts: int
     num_hit_tokens: int
     num_swa_evictions: int
+    num_remote_hit_tokens: int
+    remote: RemoteCacheStatus
 
 
-def run_smoke(seed: int, num_requests: int = 400, sliding_window: int | None = 96) -> SmokeReport:
+def run_smoke(seed: int, num_requests: int = 300, sliding_window: int | None = 96) -> SmokeReport:
     """Run it. Raises InvariantViolated, or an exception group with it, when a promise is broken."""
 
     async def main() -> SmokeReport:
@@ -62,9 +71,11 @@ class _Smoke:
         self.faults = random.Random(seed + 1)
         self.log = MessageLog()
         self.tally = Tally()
+        self.doors: Doors = {}
         self.model = toy_model(sliding_window=sliding_window)
         (eos,) = self.model.tokenizer.eos_ids
         self.tokens = _with_bad_rows(hashed_tokens(self.model.spec.vocab_size, eos, mean_output_len=60))
+        self.store = SimulatedStore(seed + 2, latency_s=0.003, bytes_per_s=2e6)
         self.stop_id = self.model.tokenizer.encode("q")[0]
 
     async def run(self) -> SmokeReport:
@@ -76,9 +87,20 @@ class _Smoke:
             max_num_batched_tokens=128,
             max_queued_requests=100,
             drain_timeout=1,
+            remote_cache_staging=32 << 10,
+            max_remote_loads=6,
         )
-        engine = Engine(settings, files=self.model, backend=self._backend, tap=self.log, threads=False)
-        async with trio.open_nursery() as clients, engine:
+        engine = Engine(
+            settings,
+            files=self.model,
+            backend=self._backend,
+            tap=self._tap,
+            threads=False,
+            store=self.store,
+            check_messages=True,
+        )
+        async with trio.open_nursery() as clients, engine, trio.open_nursery() as weather:
+            weather.start_soon(break_now_and_then, self.store, self.faults)
 
             def start(ask: Ask) -> None:
                 clients.start_soon(
@@ -88,6 +110,7 @@ class _Smoke:
                     self.tokens,
                     lambda token_id: token_id == self.stop_id,
                     self.tally,
+                    self.doors,
                 )
 
             def make(rng: random.Random) -> Ask:
@@ -97,6 +120,7 @@ class _Smoke:
             status = await self._settle(engine)
             # A last crowd, most of which the shutdown cuts short.
             await open_loop(self.rng, _LEFT_AT_THE_END, 100.0, start, make)
+            weather.cancel_scope.cancel()
         if self.tally.num() != self.num_requests + _LEFT_AT_THE_END:
             raise InvariantViolated(
                 f"{self.tally.num()} of {self.num_requests + _LEFT_AT_THE_END} requests ended"
@@ -112,10 +136,20 @@ class _Smoke:
                 num_fa_blocks=config.num_fa_blocks,
                 num_swa_blocks=config.num_swa_blocks,
                 sliding_window=config.sliding_window,
+                staging=setup.staging,
             ),
             cost=LinearStepCost(fixed_s=0.01, per_token_s=2e-4, per_attended_token_s=1e-6),
             fault=self._fault,
         )
+
+    def _tap(self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
+        """Logs, and has clients leave in the middle of a load."""
+        self.log(actor, now_s, messages, said)
+        for _, message in said:
+            if not isinstance(message, AllocateBlocksForRemoteCache | ConfirmRemoteCacheLoadingResult):
+                continue
+            if self.faults.random() < _LEAVES_PER_CALL:
+                self.doors[message.request_id]()
 
     def _fault(self, _number: int, _plan: StepPlan) -> str | None:
         return "planned crash" if self.faults.random() < _CRASHES_PER_STEP else None
@@ -132,6 +166,7 @@ class _Smoke:
                     return status
 
     def _report(self, status: EngineStatus) -> SmokeReport:
+        assert status.remote is not None
         return SmokeReport(
             seed=self.seed,
             digest=self.log.hexdigest(),
@@ -144,7 +179,28 @@ class _Smoke:
             num_worker_restarts=status.num_worker_restarts,
             num_hit_tokens=status.cache.num_hit_tokens,
             num_swa_evictions=status.cache.num_swa_evictions,
+            num_remote_hit_tokens=status.cache.num_remote_hit_tokens,
+            remote=status.remote,
         )
+
+
+async def break_now_and_then(store: SimulatedStore, rng: random.Random) -> None:
+    """Good times and bad ones in turn, until cancelled."""
+    while True:
+        await trio.sleep(rng.expovariate(1 / 10))
+        kind = rng.choice(("down", "frozen", "slow", "losing", "damaging"))
+        if kind == "frozen":
+            store.freeze()
+        elif kind == "losing":
+            store.faults.missing_share = store.faults.vanishing_share = rng.random() / 2
+        elif kind == "damaging":
+            store.faults.corrupt_share = store.faults.truncated_share = rng.random() / 2
+        else:
+            store.faults.down = kind == "down"
+            store.faults.slowdown = 100.0 if kind == "slow" else 1.0
+        await trio.sleep(rng.expovariate(1 / 4))
+        store.thaw()
+        store.faults = Faults()
 
 
 def _with_bad_rows(tokens: TokenSource) -> TokenSource:
