@@ -121,7 +121,7 @@ def _describe(name: str, annotation: object) -> tuple[Kind, tuple[object, ...], 
         choices = typing.get_args(inner)
         return "choice", choices, "one of " + ", ".join(map(str, choices))
     if typing.get_origin(inner) is tuple:
-        return "list", (), "texts separated by commas (in a file: a list of texts)"
+        return "list", (), "texts separated by commas (in a file also a list of texts)"
     return "text", (), "a text"
 
 

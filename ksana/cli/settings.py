@@ -5,7 +5,8 @@
     max_model_len: 4096          # in the file that --config names (YAML)
 
 Flags, keys and KSANA_ variables that no setting has are errors, never ignored, and so is every value that
-does not fit; the text says where the value came from. Secrets do not appear in errors.
+does not fit, also one that another source overrides: it would come to light on the day the other is dropped.
+The text says where the value came from. Secrets do not appear in errors.
 """
 
 from __future__ import annotations
@@ -83,13 +84,17 @@ def parse_flags(prog: str, description: str, argv: Sequence[str]) -> tuple[Layer
     positional = arguments.pop("MODEL", None)
     if positional is not None:
         if "model" in arguments:
-            raise ConfigError(f"the model is named twice: {positional!r} and --model {arguments['model']!r}")
-        arguments["model"] = positional
-    layer = {
-        field.name: Given(arguments[field.name], field.flag, is_text=True)
-        for field in FIELDS
-        if field.name in arguments
-    }
+            raise ConfigError(
+                f"the model is named twice: {positional!r} and --model {arguments['model'][-1]!r}"
+            )
+        arguments["model"] = [positional]
+    layer = {}
+    for field in FIELDS:
+        values = arguments.get(field.name, [])
+        # Of a repeated flag the last wins, but all are checked.
+        for value in [values] if isinstance(values, bool) else values:
+            layer[field.name] = Given(value, field.flag, is_text=True)
+            check_value(field, layer[field.name])
     return layer, None if config is None else Path(config)
 
 
@@ -126,7 +131,12 @@ def _add_flag(group: argparse._ArgumentGroup, field: Field) -> None:
         )
     else:
         group.add_argument(
-            field.flag, dest=field.name, metavar=field.metavar, default=argparse.SUPPRESS, help=text
+            field.flag,
+            dest=field.name,
+            action="append",
+            metavar=field.metavar,
+            default=argparse.SUPPRESS,
+            help=text,
         )
 
 
@@ -208,12 +218,12 @@ def read_file(path: Path) -> Layer:
 
 
 def merge(layers: Sequence[Layer]) -> Settings:
-    """The settings: each field from the first layer that has it, checked; else its default."""
+    """The settings: each field from the first layer that has it, else its default. All layers are checked."""
     values = {}
     for field in FIELDS:
-        given = next((layer[field.name] for layer in layers if field.name in layer), None)
-        if given is not None:
-            values[field.name] = check_value(field, given)
+        checked = [check_value(field, layer[field.name]) for layer in layers if field.name in layer]
+        if checked:
+            values[field.name] = checked[0]
         elif field.default is msgspec.NODEFAULT:
             raise ConfigError(
                 f"no {field.name} was given: name it as the first argument (for example smollm2-135m), "
@@ -228,8 +238,8 @@ def check_value(field: Field, given: Given) -> Any:
     """The value as the field wants it, or a ConfigError that names source, value and what is expected."""
     value = given.value
     try:
-        if field.kind == "list" and given.is_text:
-            value = [part.strip() for part in str(value).split(",") if part.strip()]
+        if field.kind == "list" and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
         if field.kind == "bytes" and value is not None:
             if not isinstance(value, str | int) or isinstance(value, bool):
                 raise ValueError(value)

@@ -148,7 +148,8 @@ def test_variables_of_others_and_empty_ones_are_left_alone() -> None:
         ("port: true", "True will not do"),
         ("kv_cache_memory: [1]", "it must be a size"),
         ("kv_cache_memory: true", "it must be a size"),
-        ("allowed_origins: a", "a list of texts"),
+        ("allowed_origins: 5", "a list of texts"),
+        ("allowed_origins: {a: b}", "a list of texts"),
         ("- port", "not one list"),
         ("port", "not one text"),
         ("port: 1\nport: 2", "'port' stands twice"),
@@ -193,8 +194,26 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert "api_key in" in str(error.value)
 
 
-def test_a_losing_value_is_not_checked_but_its_name_is() -> None:
-    assert read("m", "--port", "1", environ={"KSANA_PORT": "x"}).port == 1
+def test_a_value_that_loses_is_checked_all_the_same(tmp_path: Path) -> None:
+    file = write(tmp_path, "port: abc")
+    with pytest.raises(ConfigError, match=r"port in .*: 'abc' will not do"):
+        read("m", "--port", "1", file=file)
+    with pytest.raises(ConfigError, match=r"port in .*: 'abc' will not do"):
+        read("m", environ={"KSANA_PORT": "2"}, file=file)
+    with pytest.raises(ConfigError, match="KSANA_PORT: 'x' will not do"):
+        read("m", "--port", "1", environ={"KSANA_PORT": "x"})
+    with pytest.raises(ConfigError, match="--port: 'x' will not do"):
+        read("m", "--port", "x", "--port", "1")
+    with pytest.raises(ConfigError, match="KSANA_PLAN_AHEAD"):
+        read("m", "--plan-ahead", environ={"KSANA_PLAN_AHEAD": "maybe"})
+
+
+@pytest.mark.parametrize("text", ["'*'", "['*']", "- '*'", "' * ,'"])
+def test_origins_in_a_file_are_written_as_in_a_flag_or_as_a_list(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, f"allowed_origins:\n  {text}\n")
+    assert (
+        read("m", file=file).allowed_origins == ("*",) == read("m", "--allowed-origins", "*").allowed_origins
+    )
 
 
 def test_help_shows_every_setting_once_with_its_default_and_no_secret() -> None:
