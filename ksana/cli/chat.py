@@ -68,10 +68,19 @@ def _base_url(arguments: argparse.Namespace) -> str:
     if arguments.url is not None and arguments.port is not None:
         raise ConfigError("--url and --port exclude each other")
     if arguments.url is None:
-        return f"http://127.0.0.1:{arguments.port or os.environ.get('KSANA_PORT') or 8000}"
-    url = str(arguments.url).rstrip("/").removesuffix("/v1")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise ConfigError(f"--url: {url[:80]!r} is no address such as http://127.0.0.1:8000")
+        variable = os.environ.get("KSANA_PORT") or 8000
+        name, port = ("KSANA_PORT", variable) if arguments.port is None else ("--port", arguments.port)
+        url, wrong = f"http://127.0.0.1:{port}", f"{name}: {str(port)[:80]!r} is no port"
+    else:
+        url = str(arguments.url).rstrip("/").removesuffix("/v1")
+        wrong = f"--url: {url[:80]!r} is no address such as http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets without an end, or a port that is no number up to 65535
+        is_address = False
+    if not is_address:
+        raise ConfigError(wrong)
     return url
 
 

@@ -133,8 +133,25 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "flags", [("--url", "ftp://x"), ("--url", "http://x", "--port", "1"), ("--prot", "1")]
+    "flags",
+    [
+        ("--url", "ftp://x"),
+        ("--url", "http://x:abc"),
+        ("--url", "http://[x"),
+        ("--url", "http://x", "--port", "1"),
+        ("--port", "70000"),
+        ("--port", "0"),
+        ("--prot", "1"),
+    ],
 )
 def test_wrong_flags(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]) -> None:
     assert main(["chat", *flags]) == 2
     assert capsys.readouterr().err.startswith("ksana: ")
+
+
+def test_a_wrong_port_in_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KSANA_PORT", "abc")
+    assert main(["chat"]) == 2
+    assert capsys.readouterr().err == "ksana: KSANA_PORT: 'abc' is no port\n"
