@@ -100,15 +100,19 @@ def progress_bar(done: int, total: int, width: int = 30) -> str:
 
 
 def work_line(before: EngineStatus, now: EngineStatus) -> str | None:
-    """Throughput since `before`, and the state now; None when there was and is nothing to do."""
-    num_in = now.counters.num_prompt_tokens - before.counters.num_prompt_tokens
+    """Throughput since `before`, and the state now; None when there was and is nothing to do.
+
+    `out` are tokens of answers. `through the model` are all that were computed, of prompts and of answers:
+    it moves with every step, also in the middle of a long prompt, when nothing comes out yet.
+    """
+    num_computed = now.counters.num_computed_tokens - before.counters.num_computed_tokens
     num_out = now.counters.num_output_tokens - before.counters.num_output_tokens
-    if not (num_in or num_out or now.has_work or before.has_work):
+    if not (num_computed or num_out or now.has_work or before.has_work):
         return None
     period_s = max(now.now_s - before.now_s, 1e-9)
     parts = [
         f"{num_out / period_s:.1f} tokens/s out",
-        f"{num_in / period_s:.1f} in",
+        f"{num_computed / period_s:.1f} through the model",
         f"{now.num_running} running",
         f"{now.num_waiting} waiting",
         *(f"{name} {_use(use)}" for name, use in (("KV", now.fa_use), ("window KV", now.swa_use)) if use),

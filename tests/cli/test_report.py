@@ -37,7 +37,7 @@ IDLE = EngineStatus(
     fa_use=PoolUse(num_blocks=200, num_free=150, num_cached=50, num_referenced=0, num_deferred=0),
     swa_use=None,
     cache=CacheCounters(),
-    counters=SchedulerCounters(num_prompt_tokens=1000, num_output_tokens=500),
+    counters=SchedulerCounters(num_prompt_tokens=1000, num_computed_tokens=1500, num_output_tokens=500),
     worker_state="ready",
     worker_epoch=1,
 )
@@ -100,12 +100,22 @@ def test_url_of(host: str, url: str) -> None:
 
 def test_work_line_counts_what_happened_since() -> None:
     now = after_10_s(
-        counters=SchedulerCounters(num_prompt_tokens=1200, num_output_tokens=755, num_preemptions=2),
+        counters=SchedulerCounters(num_computed_tokens=1955, num_output_tokens=755, num_preemptions=2),
         num_running=3,
         num_waiting=1,
         fa_use=PoolUse(num_blocks=200, num_free=100, num_cached=50, num_referenced=48, num_deferred=2),
     )
-    assert work_line(IDLE, now) == ("25.5 tokens/s out, 20.0 in, 3 running, 1 waiting, KV 25%, 2 preempted")
+    assert work_line(IDLE, now) == (
+        "25.5 tokens/s out, 45.5 through the model, 3 running, 1 waiting, KV 25%, 2 preempted"
+    )
+
+
+def test_work_line_moves_in_the_middle_of_a_long_prompt() -> None:
+    """Such a prompt is counted as such once, when it begins; its tokens are computed step by step."""
+    before = after_10_s(counters=SchedulerCounters(num_prompt_tokens=9000, num_computed_tokens=2000))
+    counters = SchedulerCounters(num_prompt_tokens=9000, num_computed_tokens=2512)
+    line = work_line(before, msgspec.structs.replace(before, now_s=120.0, counters=counters, num_running=1))
+    assert line == "0.0 tokens/s out, 51.2 through the model, 1 running, 0 waiting, KV 0%"
 
 
 def test_work_line_is_silent_only_when_nothing_happened() -> None:

@@ -162,7 +162,10 @@ def test_check_says_what_serve_does(server: ServerProcess, tiny_model: Path) -> 
 
 @pytest.mark.slow
 def test_a_line_every_ten_seconds_while_there_is_work(server: ServerProcess) -> None:
-    pattern = r"^[0-9:]{8} ([0-9.]+) tokens/s out, ([0-9.]+) in, (\d+) running, (\d+) waiting, KV (\d+)%"
+    pattern = (
+        r"^[0-9:]{8} ([0-9.]+) tokens/s out, ([0-9.]+) through the model, "
+        r"(\d+) running, (\d+) waiting, KV (\d+)%"
+    )
     num_lines = len(re.findall(pattern, server.log, re.MULTILINE)) if server.url else 0
     body: dict[str, Any] = {"prompt": "a", "max_tokens": 300, **GREEDY}
 
