@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from collections.abc import Iterator
 
 # Before anything imports torch: its threads spin, which on a busy machine makes steps ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,6 +36,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _WANTED = pytest.StashKey[dict[str, int]]()
 """Tests skipped for want of a Debian package, by package."""
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Undo what a command run within a test has set up: its handler writes to a stderr that is closed soon,
+    and every record of later tests would be reported as an error of its own."""
+    loggers = [logging.getLogger(), logging.getLogger("ksana")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        # pytest puts its own handlers there for each phase of a test; only what came meanwhile goes.
+        logger.handlers[:] = [handler for handler in logger.handlers if handler in handlers]
 
 
 @pytest.hookimpl(tryfirst=True)
