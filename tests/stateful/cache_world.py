@@ -424,18 +424,20 @@ class World:
             answer = self.last_answer
             assert answer is not None
             needs_room = any(r.request_id in self.running for r in answer.refusals if r.reason == "no_room")
-            if needs_room and len(self.running) > 1 and not answer.fa_use.num_deferred:
-                self.leave(self.running[-1], for_good=False)
-            if not answer.grants and self.in_flight:
-                self.step_done()
+            if needs_room and not answer.fa_use.num_deferred:
+                if not self.make_way() and len(self.running) > 1:
+                    self.leave(self.running[-1], for_good=False)
             elif not answer.grants and not self.running:
                 self.make_way()
+            if not answer.grants and self.in_flight:
+                self.step_done()
         assert not self.requests, "requests that never end"
         self.plan(num_new=0)
         self.settle()
 
-    def make_way(self) -> None:
-        """The head of the queue does not fit though nothing runs."""
+    def make_way(self) -> bool:
+        """Take blocks from somebody who waits; whether there was one."""
+        return False
 
     def check_empty(self) -> None:
         """Nobody runs: every block is free or cached."""

@@ -327,12 +327,12 @@ class LoadingWorld(World):
         # What was asked before was answered before the reset took effect, or by it.
         assert not self.asked, self.asked
 
-    def make_way(self) -> None:
-        """Confirmed blocks of later requests are dropped, newest first."""
-        for request_id in sorted(self.confirmed, reverse=True):
-            if request_id != self.waiting[0]:
-                self.give_up_confirmed(request_id, for_good=False)
-                return
+    def make_way(self) -> bool:
+        """Confirmed blocks are dropped, newest first."""
+        if self.confirmed:
+            self.give_up_confirmed(max(self.confirmed), for_good=False)
+            return True
+        return False
 
     def run_to_the_end(self, max_steps: int = 2000) -> None:
         self.settle()

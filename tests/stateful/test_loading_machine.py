@@ -140,10 +140,10 @@ class LoadingMachine(CacheMachine):
         ids = self._idle_confirmed()
         self.loading.give_up_confirmed(ids[which % len(ids)], for_good=for_good)
 
-    @precondition(lambda self: self.can_plan() and self.loading.loads)
+    @precondition(lambda self: self.can_plan() and self._loads("probed", "allocated"))
     @rule()
     def plan_of_loading(self) -> None:
-        self.loading.plan_of_loading(next(iter(self.loading.loads)))
+        self.loading.plan_of_loading(self._loads("probed", "allocated")[0].request.request_id)
 
     @precondition(lambda self: not self.world.allocator.is_batch_open)
     @rule(
