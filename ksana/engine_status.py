@@ -77,7 +77,8 @@ def _counters(status: SchedulerStatus) -> SchedulerCounters:
         num_computed_tokens=counted.num_computed_tokens,
         num_steps=counted.num_steps,
         num_preemptions=counted.num_preemptions,
-        num_finished=counted.num_stopped + counted.num_length,
+        num_stopped=counted.num_stopped,
+        num_length=counted.num_length,
         num_failed=counted.num_failed,
         num_aborted=counted.num_aborted,
     )

@@ -175,7 +175,8 @@ def _labelled_counters(
 ) -> Iterator[tuple[str, str, str, tuple[tuple[str, float], ...]]]:
     cache, remote, counters = status.cache, status.remote, status.counters
     ends = (
-        ("finished", counters.num_finished),
+        ("stop", counters.num_stopped),
+        ("length", counters.num_length),
         ("error", counters.num_failed),
         ("abort", counters.num_aborted),
     )

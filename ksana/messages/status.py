@@ -43,9 +43,16 @@ class SchedulerCounters(Value):
     """Tokens that went through the model, with those computed again after a preemption or a crash."""
     num_steps: int = 0
     num_preemptions: int = 0
-    num_finished: int = 0
+    num_stopped: int = 0
+    """Finished by an end token or a stop string."""
+    num_length: int = 0
+    """Finished by max_tokens or the context."""
     num_failed: int = 0
     num_aborted: int = 0
+
+    @property
+    def num_finished(self) -> int:
+        return self.num_stopped + self.num_length
 
 
 class EngineStatus(Value):

@@ -268,7 +268,7 @@ async def test_metrics() -> None:
             "worker_restarts_total": 2,
         }.items():
             assert await metric(gateway, f"ksana:{name}{labels}") == value, name
-        for reason, count in (("finished", 9), ("error", 2), ("abort", 5)):
+        for reason, count in (("stop", 5), ("length", 4), ("error", 2), ("abort", 5)):
             line = f'ksana:request_success_total{{finished_reason="{reason}",model_name="fake"}}'
             assert await metric(gateway, line) == count
         assert 0.005 < await metric(gateway, f"ksana:time_per_output_token_seconds_sum{labels}") / 4 < 0.2
