@@ -7,14 +7,16 @@ attention would read. So a block that was given away, not written or cut off the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cache_config import CacheConfig
+from ksana.loading.remote_cache_loader import RemoteCacheLoader
 from ksana.messages.base import Message, RequestId
 from ksana.messages.outputs import Finished, RequestEnded, StepOutputs
 from ksana.messages.requests import AddRequest, SamplingParams
-from ksana.messages.staging import CopyFromStaging
+from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import (
     NewRow,
     Row,
@@ -28,8 +30,9 @@ from ksana.messages.steps import (
 from ksana.scheduling.scheduler import Scheduler
 from ksana.scheduling.settings import SchedulerSettings
 from tests.scheduling.fake_loader import FakeLoader
+from tests.scheduling.slot_store import SlotStore, loader_settings
 
-ACTORS = ("scheduler", "block_allocator", "swa_cache_manager", "executor", "remote_cache_loader")
+ACTORS = ("scheduler", "block_allocator", "swa_cache_manager", "executor", "remote_cache_loader", "store")
 EOS = 1
 BLOCK_SIZE = 4
 TIMES = StepTimes(prepare_ns=0, forward_ns=0, sample_ns=0)
@@ -147,9 +150,10 @@ class World:
         prefix_caching: bool = True,
         start: bool = True,
         loader_seed: int | None = None,
+        real_loader: bool = False,
         **settings: int | bool,
     ) -> None:
-        """With a `loader_seed` there is a remote cache; see `fake_loader`."""
+        """With a `loader_seed` there is a remote cache: see `fake_loader` and `slot_store`."""
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200, **settings}
         if loader_seed is not None:
             limits = {"max_remote_loads": 3, **limits}
@@ -163,15 +167,23 @@ class World:
             sliding_window=window,
             enable_prefix_caching=prefix_caching,
             plan_ahead=self.scheduler.settings.plan_ahead,
+            write_back=loader_seed is not None,
+            chain_identity=b"tests",
         )
-        self.cores: dict[str, object] = {"block_allocator": BlockAllocator(config)}
+        self.cores: dict[str, Any] = {"block_allocator": BlockAllocator(config)}
         if window is not None:
             from ksana.cache.swa_manager import SWACacheManager
 
             self.cores["swa_cache_manager"] = SWACacheManager(config)
         self.loader: FakeLoader | None = None
-        if loader_seed is not None:
-            self.loader = FakeLoader(loader_seed, BLOCK_SIZE, config.window_blocks if window else 0)
+        self.real_loader: RemoteCacheLoader | None = None
+        self.store = SlotStore(loader_seed or 0)
+        window_blocks = config.window_blocks if window else 0
+        if real_loader:
+            loader = RemoteCacheLoader(loader_settings(BLOCK_SIZE, window_blocks))
+            self.cores["remote_cache_loader"] = self.real_loader = loader
+        elif loader_seed is not None:
+            self.loader = FakeLoader(loader_seed, BLOCK_SIZE, window_blocks)
             self.cores["remote_cache_loader"] = self.loader
         self.now_s = 0.0
         self.inboxes: dict[str, list[Message]] = {name: [] for name in ACTORS}
@@ -252,13 +264,15 @@ class World:
             self.tell(*messages)
         elif name == "executor":
             message = inbox.pop(0)
-            if isinstance(message, CopyFromStaging):
+            if isinstance(message, CopyFromStaging | CopyToStaging):
                 self._copy(message)
             else:
                 self._run_step(message)
+        elif name == "store":
+            place = self.store.rng.randrange(len(inbox))
+            self.inboxes["remote_cache_loader"].append(self.store.answer(inbox.pop(place)))
         else:
-            for address, message in self.cores[name].handle(self.now_s, [inbox.pop(0)]):  # type: ignore[attr-defined]
-                self.inboxes[address].append(message)
+            self._post(self.cores[name].handle(self.now_s, [inbox.pop(0)]))
         return True
 
     def _run_step(self, plan: Message) -> None:
@@ -272,20 +286,30 @@ class World:
             return
         self.inboxes["scheduler"].append(self.worker.run(plan, self.errors))
 
-    def _copy(self, message: CopyFromStaging) -> None:
+    def _copy(self, message: CopyFromStaging | CopyToStaging) -> None:
         assert self.worker is not None
-        assert self.loader is not None
         if message.pool_epoch != self.epoch:
             return
         for block in message.blocks:
-            for offset, kv in enumerate(self.loader.slots.pop((message.copy_id, block.slot))):
-                self.worker.memory[block.pool][block.block_id, offset] = kv
+            memory = self.worker.memory[block.pool]
+            if isinstance(message, CopyToStaging):
+                places = [(block.block_id, offset) for offset in range(BLOCK_SIZE)]
+                self.store.slots[block.slot] = [memory[place] for place in places]
+                continue
+            if self.loader is not None:
+                content = self.loader.slots.pop((message.copy_id, block.slot))
+            else:
+                content = self.store.slots[block.slot]
+            for offset, kv in enumerate(content):
+                memory[block.block_id, offset] = kv
+        if self.real_loader is not None:
+            copied = StagingCopied(pool_epoch=self.epoch, copy_id=message.copy_id)
+            self.inboxes["remote_cache_loader"].append(copied)
 
     def write_back_ends(self) -> bool:
         """The store answers the oldest write-back. False when there is none."""
         said = self.loader.release_hold() if self.loader is not None else []
-        for address, message in said:
-            self.inboxes[address].append(message)
+        self._post(said)
         return bool(said)
 
     def advance(self, seconds: float) -> None:
@@ -293,6 +317,14 @@ class World:
         timer = self.scheduler.next_timer_s()
         if timer is not None and timer <= self.now_s:
             self.tell()
+        if self.real_loader is not None:
+            timer = self.real_loader.next_timer_s()
+            if timer is not None and timer <= self.now_s:
+                self._post(self.real_loader.handle(self.now_s, []))
+
+    def _post(self, said: Iterable[tuple[str, Message]]) -> None:
+        for address, message in said:
+            self.inboxes[address].append(message)
 
     def step(self) -> bool:
         """One delivery: decisions before work, so that planning ahead happens. False when all is quiet."""
@@ -304,12 +336,15 @@ class World:
                 "remote_cache_loader",
                 "scheduler",
                 "executor",
+                "store",
             )
         )
 
     def _go_on_when_quiet(self) -> bool:
         """Nothing is left to deliver: what can still happen by itself, write-backs and the near timer."""
         timer_s = self.scheduler.next_timer_s()
+        if self.real_loader is not None and self.real_loader.state.loads:
+            timer_s = self.now_s
         if not self.write_back_ends() and (timer_s is None or timer_s > self.now_s + 1):
             return False
         self.advance(0.1)
@@ -363,6 +398,11 @@ class World:
         assert ended.usage.num_output_tokens == len(expected)
         assert ended.outcome.reason == ("stop" if expected[-1] == EOS else "length")
 
+    def _pools(self) -> list[Any]:
+        manager = self.cores.get("swa_cache_manager")
+        pool = self.cores["block_allocator"].fa.pool
+        return [pool] if manager is None else [pool, manager.cache.pool]
+
     def check_quiet(self) -> None:
         """Every request has ended and the pools balance."""
         status = self.scheduler.status()
@@ -370,7 +410,10 @@ class World:
         assert not status.has_work
         assert status.num_running == status.num_waiting == status.num_steps_in_flight == 0
         assert not self.scheduler._state.requests
-        for use in (status.fa_use, status.swa_use):
-            if use is not None and status.worker == "ready":
+        if self.real_loader is not None:
+            self.real_loader.check()
+        for pool in self._pools():
+            use = pool.use()
+            if status.worker == "ready":
                 assert use.num_referenced == use.num_deferred == use.num_held == 0, use
                 assert use.num_free + use.num_cached == use.num_blocks

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from ksana.messages.outputs import Aborted, Failed, Finished
 from ksana.messages.requests import Abort, Drain, StopStringFound
-from tests.scheduling.world import ACTORS, EOS, World
+from tests.scheduling.world import ACTORS, BLOCK_SIZE, EOS, World
 
 SHARED = tuple(range(500, 524))
 
@@ -28,6 +28,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     window: int | None = None
     has_loader = False
+    real_loader = False
 
     @initialize(
         num_blocks=st.integers(6, 24),
@@ -55,11 +56,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_swa_blocks=2 * (budget // 4 + 1) + (self.window or 0) // 4 + 2 + extra_swa,
             prefix_caching=prefix_caching or self.has_loader,
             loader_seed=loader_seed if self.has_loader else None,
+            real_loader=self.real_loader,
             max_num_batched_tokens=budget,
             max_num_seqs=num_seqs,
             max_model_len=num_blocks * 4,
             plan_ahead=plan_ahead,
         )
+        self.world.store.fill(SHARED, BLOCK_SIZE)
         self.next_id = 1
         self.stopped: dict[int, int] = {}
         self.aborted: set[int] = set()
@@ -232,8 +235,28 @@ class LoadingWindowMachine(SchedulerMachine):
     has_loader = True
 
 
+class RealLoaderMachine(LoadingMachine):
+    """With the real loader, over a store that may fail."""
+
+    real_loader = True
+
+
+class RealLoaderWindowMachine(LoadingWindowMachine):
+    """All that there is."""
+
+    real_loader = True
+
+
 MACHINES = pytest.mark.parametrize(
-    "machine", [SchedulerMachine, WindowMachine, LoadingMachine, LoadingWindowMachine]
+    "machine",
+    [
+        SchedulerMachine,
+        WindowMachine,
+        LoadingMachine,
+        LoadingWindowMachine,
+        RealLoaderMachine,
+        RealLoaderWindowMachine,
+    ],
 )
 
 
