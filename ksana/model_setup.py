@@ -15,10 +15,11 @@ import msgspec
 
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.pool_sizes import PoolSizes, plan_pools
-from ksana.config import Settings, parse_bytes
+from ksana.config import Settings, format_bytes, parse_bytes
 from ksana.devices.backend import WorkerInfo, WorkerSettings
 from ksana.devices.staging import StagingMemory, plan_slots
 from ksana.errors import ConfigError
+from ksana.host_memory import available_memory_bytes
 from ksana.loading.settings import LoaderSettings
 from ksana.messages.status import ModelInfo
 from ksana.models.load import fingerprint, read_spec
@@ -187,15 +188,11 @@ def set_up(settings: Settings, files: ModelFiles) -> ModelSetup:
             f"max_model_len is {max_model_len}, but {settings.model} was made for "
             f"{spec.max_position} tokens at most"
         )
-    if settings.kv_cache_memory is None:
-        kv_bytes = default_kv_bytes(available_memory_bytes())
-    else:
-        try:
-            kv_bytes = parse_bytes(settings.kv_cache_memory)
-        except ValueError as error:
-            raise ConfigError(f"kv_cache_memory: {error}") from None
+    available_bytes = available_memory_bytes()
+    if settings.remote_cache is not None:
+        refuse_more_than_there_is("remote_cache_staging", settings.remote_cache_staging, available_bytes)
     pools = plan_pools(
-        kv_bytes=kv_bytes,
+        kv_bytes=decide_kv_bytes(settings.kv_cache_memory, available_bytes),
         full_bytes_per_token=spec.kv_bytes_per_token("full", _FLOAT32_BYTES),
         sliding_bytes_per_token=spec.kv_bytes_per_token("sliding", _FLOAT32_BYTES),
         sliding_window=spec.sliding_window if spec.num_sliding_layers else None,
@@ -218,17 +215,28 @@ def model_name(model: str) -> str:
     return last.removesuffix(".gguf")
 
 
-def default_kv_bytes(available_bytes: int) -> int:
-    """The smaller of 4 GiB and a quarter of the memory that could be had now."""
-    return min(MAX_DEFAULT_KV_BYTES, available_bytes // 4)
+def decide_kv_bytes(asked: str | None, available_bytes: int | None) -> int:
+    """Memory of the KV pools: what is asked for, else the smaller of 4 GiB and a quarter of what is free.
 
-
-def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Memory that could be had without swapping (MemAvailable). Raises ConfigError where it is not told."""
+    `available_bytes` could be had now; None where the system does not tell. Raises ConfigError for what is
+    no size, for more than there is, and where neither says anything.
+    """
+    if asked is None:
+        if available_bytes is None:
+            raise ConfigError("this system does not tell how much memory is free: give --kv-cache-memory")
+        return min(MAX_DEFAULT_KV_BYTES, available_bytes // 4)
     try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    if match is None:
-        raise ConfigError("this system does not tell how much memory is free: give --kv-cache-memory")
-    return int(match[1]) * 1024
+        kv_bytes = parse_bytes(asked)
+    except ValueError as error:
+        raise ConfigError(f"kv_cache_memory: {error}") from None
+    refuse_more_than_there_is("kv_cache_memory", kv_bytes, available_bytes)
+    return kv_bytes
+
+
+def refuse_more_than_there_is(setting: str, num_bytes: int, available_bytes: int | None) -> None:
+    """Raises ConfigError, with both numbers, before a worker fails with less clear words, or is killed."""
+    if available_bytes is not None and num_bytes > available_bytes:
+        raise ConfigError(
+            f"{setting} asks for {format_bytes(num_bytes)}, but only {format_bytes(available_bytes)} "
+            "of memory are free here"
+        )

@@ -4,7 +4,7 @@ import pytest
 
 from ksana.config import Settings
 from ksana.errors import ConfigError
-from ksana.model_setup import available_memory_bytes, default_kv_bytes, model_name, set_up
+from ksana.model_setup import decide_kv_bytes, model_name, set_up
 
 from .engines import model_files
 from .models_for_tests import tiny_gemma3_dir, tiny_llama_dir
@@ -29,15 +29,23 @@ def test_a_directory_that_exists_keeps_its_whole_name(tmp_path: Path) -> None:
     assert model_name(str(tmp_path / "a@b:c")) == "a@b:c"
 
 
-def test_memory(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  100 kB\nMemAvailable:     50 kB\n")
-    assert available_memory_bytes(meminfo) == 50 * 1024
-    assert available_memory_bytes() > 0
-    with pytest.raises(ConfigError, match="--kv-cache-memory"):
-        available_memory_bytes(tmp_path / "none")
-    assert default_kv_bytes(8 << 30) == 2 << 30
-    assert default_kv_bytes(100 << 30) == 4 << 30
+def test_memory_of_the_pools() -> None:
+    assert decide_kv_bytes(None, 8 << 30) == 2 << 30
+    assert decide_kv_bytes(None, 100 << 30) == 4 << 30
+    assert decide_kv_bytes("8GiB", 8 << 30) == decide_kv_bytes("8GiB", None) == 8 << 30
+    with pytest.raises(ConfigError, match=r"asks for 8\.50 GiB, but only 8\.00 GiB of memory are free"):
+        decide_kv_bytes("8.5GiB", 8 << 30)
+    with pytest.raises(ConfigError, match="give --kv-cache-memory"):
+        decide_kv_bytes(None, None)
+
+
+def test_more_than_there_is_is_refused_before_a_worker_exists(tmp_path: Path) -> None:
+    files = model_files(tiny_llama_dir(tmp_path))
+    with pytest.raises(ConfigError, match=r"asks for 100 TiB, but only .* are free"):
+        set_up(Settings(model="x", kv_cache_memory="100TiB"), files)
+    staging = Settings(model="x", remote_cache="file:///nowhere", remote_cache_staging=100 << 40)
+    with pytest.raises(ConfigError, match="remote_cache_staging asks for 100 TiB"):
+        set_up(staging, files)
 
 
 def test_each_part_is_told_the_same_numbers(tmp_path: Path) -> None:

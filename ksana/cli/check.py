@@ -16,7 +16,8 @@ from ksana.cli.report import rows
 from ksana.cli.settings import read_settings
 from ksana.config import format_bytes
 from ksana.errors import ConfigError
-from ksana.model_setup import ModelFiles, ModelSetup, available_memory_bytes, find_model, model_name, set_up
+from ksana.host_memory import available_memory_bytes
+from ksana.model_setup import ModelFiles, ModelSetup, find_model, model_name, set_up
 from ksana.models.load import Checkpoint, open_checkpoint
 from ksana.models.spec import ModelSpec
 
@@ -74,22 +75,26 @@ def describe_spec(spec: ModelSpec, num_parameters: int) -> list[tuple[str, str]]
     ]
 
 
-def describe_setup(setup: ModelSetup, needed_bytes: int, free_bytes: int) -> list[tuple[str, str]]:
+def describe_setup(setup: ModelSetup, needed_bytes: int, free_bytes: int | None) -> list[tuple[str, str]]:
     pools = setup.pools
     blocks = f"{pools.num_fa_blocks} blocks of {pools.block_size} tokens"
     if pools.num_swa_blocks:
         blocks += f", and {pools.num_swa_blocks} for the layers with a window"
+    if free_bytes is None:  # a system that does not tell
+        free, fits = "an unknown amount", "unknown"
+    else:
+        free, fits = format_bytes(free_bytes), "yes" if needed_bytes <= free_bytes else "no"
     return [
         ("KV pool", f"{format_bytes(pools.kv_bytes)}: {blocks}"),
         ("longest", f"{setup.max_model_len} tokens of prompt and output"),
-        ("memory", f"about {format_bytes(needed_bytes)} needed, {format_bytes(free_bytes)} free"),
-        ("fits", "yes" if needed_bytes <= free_bytes else "no"),
+        ("memory", f"about {format_bytes(needed_bytes)} needed, {free} free"),
+        ("fits", fits),
     ]
 
 
-def refuse_too_large(needed_bytes: int, free_bytes: int) -> None:
+def refuse_too_large(needed_bytes: int, free_bytes: int | None) -> None:
     """Raises ConfigError when weights, KV pool and the processes do not fit into memory."""
-    if needed_bytes > free_bytes:
+    if free_bytes is not None and needed_bytes > free_bytes:
         raise ConfigError(
             f"about {format_bytes(needed_bytes)} are needed and {format_bytes(free_bytes)} are free; "
             "lower --kv-cache-memory, or take a smaller model"

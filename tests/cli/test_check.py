@@ -59,7 +59,7 @@ def test_windows_and_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("flags", "said"),
     [
         (["--kv-cache-memory", "20KiB"], "the largest --max-model-len that fits is"),
-        (["--kv-cache-memory", "900TiB"], "are needed and"),
+        (["--kv-cache-memory", "900TiB"], "kv_cache_memory asks for 900 TiB, but only"),
         (["--chat-template", "/nowhere"], "/nowhere cannot be read"),
     ],
 )
@@ -70,6 +70,26 @@ def test_what_does_not_fit(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_weights_count_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool alone would fit."""
+    monkeypatch.setattr("ksana.cli.check.available_memory_bytes", lambda: 1 << 20)
+    assert check(tiny_llama_gguf(tmp_path), "--kv-cache-memory", "1MiB") == 2
+    out, err = capsys.readouterr()
+    assert out.endswith("  fits     no\n")
+    assert "are needed and 1.00 MiB are free" in err
+
+
+def test_a_system_that_does_not_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("ksana.cli.check", "ksana.model_setup"):
+        monkeypatch.setattr(f"{module}.available_memory_bytes", lambda: None)
+    assert check(tiny_llama_gguf(tmp_path), "--kv-cache-memory", "1MiB") == 0
+    assert capsys.readouterr().out.endswith("  fits     unknown\n")
 
 
 def test_a_broken_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
