@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -30,6 +29,10 @@ from ksana.messages.status import ModelInfo
 
 AnyPrompt = str | Sequence[int] | Prompt
 """Text, token ids, or one of the prompt structs (a conversation is a `ChatPrompt`)."""
+
+DEFAULT_SAMPLING = SamplingParams(seed=0, max_tokens=64, temperature=0.0)
+"""Where none is given. Short, as models that were not taught to stop fill the context, which takes minutes;
+greedy, so that the same script prints the same."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,17 +85,16 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts, as many at a time as the engine takes; the answers are in their order.
 
-        `sampling` is one for all, or one for each; by default each draws a seed. `progress` shows a bar on
-        stderr; by default when that is a terminal. Raises RequestError for the first prompt that is refused,
-        ServiceError for the first that fails; the others are then aborted.
+        `sampling` is one for all, or one for each, and taken as it is: without `max_tokens` an answer may
+        fill the context. By default each answer is greedy (temperature 0) and 64 tokens long at most; see
+        `DEFAULT_SAMPLING`. `progress` shows a bar on stderr; by default when that is a terminal. Raises
+        RequestError for the first prompt that is refused, ServiceError for the first that fails; the others
+        are then aborted.
         """
         asked = _as_list(prompts)
         if sampling is None:
-            params = [SamplingParams(seed=secrets.randbits(64)) for _ in asked]
-        elif isinstance(sampling, SamplingParams):
-            params = [sampling] * len(asked)
-        else:
-            params = list(sampling)
+            sampling = DEFAULT_SAMPLING
+        params = [sampling] * len(asked) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(params) != len(asked):
             raise ValueError(f"{len(asked)} prompts, but {len(params)} sampling parameters")
         shown = sys.stderr.isatty() if progress is None else progress

@@ -8,7 +8,7 @@ import pytest
 from ksana.engine import Engine
 from ksana.errors import ModelLoadError, RequestError, ServiceError
 from ksana.llm import LLM
-from ksana.messages.requests import ChatMessage, ChatPrompt, TextPrompt
+from ksana.messages.requests import ChatMessage, ChatPrompt, SamplingParams, TextPrompt
 from ksana.model_setup import ModelFiles
 
 from .engines import greedy, model_files, simulated
@@ -57,10 +57,20 @@ def test_more_prompts_than_slots_and_a_bar(llm: LLM, capsys: pytest.CaptureFixtu
     assert "20/20" in capsys.readouterr().err
 
 
-def test_a_default_seed_is_drawn_for_each(llm: LLM) -> None:
+def test_without_sampling_an_answer_is_short_and_always_the_same(llm: LLM) -> None:
     one, two = llm.generate(["same", "same"])
-    assert one.token_ids != two.token_ids
+    assert len(one.token_ids) == 64
+    assert one.finish_reason == "length"
+    assert one.token_ids == two.token_ids == llm.generate("same")[0].token_ids
+    assert one.token_ids == llm.generate("same", greedy(64, seed=0))[0].token_ids
     assert llm.generate([]) == []
+
+
+def test_sampling_that_is_given_is_taken_as_it_is(llm: LLM) -> None:
+    """No length given: up to the context."""
+    prompt = [6] * (llm.model.max_model_len - 100)
+    (done,) = llm.generate(prompt, SamplingParams(seed=5, ignore_eos=True))
+    assert len(done.token_ids) == 100
 
 
 def test_prompts_and_sampling_must_be_as_many(llm: LLM) -> None:
