@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool
 from ksana.cache.cache_config import CacheConfig, ceil_div
 from ksana.cache.cached_request import CachedRequest
 from ksana.cache.chain_keys import block_key, little_endian_bytes, root_key
+from ksana.cache.fa_checks import check_all, check_requests
 from ksana.cache.loading_request import LoadingRequest
 from ksana.cache.prefix_tree import TOKEN_BYTES, Parent, PrefixTree, token_bytes
 from ksana.errors import InvariantViolated
@@ -325,61 +325,11 @@ class FaCache:
 
     def check(self, request_ids: Iterable[RequestId] | None = None) -> None:
         """The invariants of these requests, O(their blocks); of everything, O(pool), if None."""
-        for request_id in self.requests if request_ids is None else request_ids:
-            request = self.requests[request_id]
-            table = request.fa_block_ids
-            if len(table) != len(set(table)):
-                raise InvariantViolated(f"request {request_id} has a block twice in its table: {table}")
-            if not all(map(self.pool.reference_count, table)):
-                raise InvariantViolated(f"request {request_id} names a block that is not referenced: {table}")
-            num_needed = self.config.num_blocks_for(request.num_planned)
-            if len(table) < (request.num_matched if request.is_confirmed else num_needed):
-                raise InvariantViolated(f"request {request_id}: {len(table)} blocks are too few: {request}")
+        check_requests(self, self.requests if request_ids is None else request_ids)
         if request_ids is None:
-            self._check_all()
+            check_all(self)
         else:
             self.pool.check_sums()
-
-    def _check_all(self) -> None:
-        self.pool.check()
-        self.tree.check()
-        if not self.loads.keys().isdisjoint(self.requests):
-            raise InvariantViolated(
-                f"loading and with blocks of its own: {self.loads.keys() & self.requests}"
-            )
-        set_aside = sum(request.num_set_aside for request in self.requests.values())
-        set_aside += sum(load.num_set_aside for load in self.loads.values())
-        if set_aside != self.num_set_aside:
-            raise InvariantViolated(f"{set_aside} blocks are set aside, not {self.num_set_aside}")
-        owners = Counter(b for request in self.requests.values() for b in request.fa_block_ids)
-        holders = Counter(b for load in self.loads.values() for b in (*load.pinned, *load.reserved))
-        holders.update(b for block_ids in self.holds.values() for b in block_ids)
-        for block_id in range(self.pool.num_blocks):
-            if self.pool.owner_count(block_id) != owners[block_id]:
-                raise InvariantViolated(f"block {block_id} has {owners[block_id]} owners by the tables")
-            if self.pool.holder_count(block_id) != holders[block_id]:
-                raise InvariantViolated(
-                    f"block {block_id} has {holders[block_id]} holders by loads and holds"
-                )
-        for request in self.requests.values():
-            self._check_path(request, request.fa_block_ids[: request.num_cached_blocks])
-        for load in self.loads.values():
-            self._check_path(load, load.pinned)
-            if any(block_id in self.tree or self.pool.owner_count(block_id) for block_id in load.reserved):
-                raise InvariantViolated(f"others see a block that is reserved for a load: {load}")
-        for block_ids in self.holds.values():
-            if not all(block_id in self.tree for block_id in block_ids):
-                raise InvariantViolated(f"a block that is written back left the tree: {block_ids}")
-
-    def _check_path(self, request: CachedRequest | LoadingRequest, path: list[int]) -> None:
-        """These are the request's first blocks in the tree."""
-        parent: Parent = request.cache_salt
-        size = self.config.block_size * TOKEN_BYTES
-        for index, block_id in enumerate(path):
-            key = bytes(request.tokens[index * size : (index + 1) * size])
-            if self.tree.find(parent, key) != block_id:
-                raise InvariantViolated(f"request {request.request_id}: block {index} is not in the tree")
-            parent = block_id
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain values."""

@@ -107,12 +107,12 @@ class Loads:
         return self.allocator.fa.pool.use().num_held
 
 
-def new(request_id: int, tokens: tuple[int, ...], *, resumed: bool = False) -> AllocateRequestBlocks:
+def new(request_id: int, tokens: tuple[int, ...], *, num_tokens: int | None = None) -> AllocateRequestBlocks:
     return AllocateRequestBlocks(
         request_id=request_id,
         num_computed_tokens=0,
-        num_tokens=len(tokens),
-        new=NewRequestBlocks(token_ids=tokens, num_reserved_tokens=len(tokens), resumed=resumed),
+        num_tokens=num_tokens or len(tokens),
+        new=NewRequestBlocks(token_ids=tokens, num_reserved_tokens=len(tokens)),
     )
 
 
@@ -205,6 +205,15 @@ def test_arguments_outside_their_bounds_change_nothing() -> None:
     for call in (confirm(2, 1), confirm(2, 8), confirm(2, 4, (), 5), confirm(2, 4, (3,))):
         assert loads.refused(call, "").reason == "bad_arguments"
     assert loads.call(confirm(2, 7, (), 1)).cached_blocks == 7
+
+
+def test_blocks_kept_unfilled_stay_with_a_request_that_begins_with_a_small_chunk() -> None:
+    loads = Loads()
+    loads.call(probe(1))
+    reserved = loads.call(allocate(1, 7)).fa_block_ids
+    loads.call(confirm(1, 2, reserved=5))
+    [grant] = loads.plan(new(1, PROMPT, num_tokens=3)).grants
+    assert (grant.start, grant.num_tokens, table(grant)) == (8, 3, list(reserved))
 
 
 def test_nothing_remote() -> None:
