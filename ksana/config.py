@@ -161,7 +161,7 @@ MAX_KEY_FILE_BYTES = 64 << 10
 
 def without_password(url: str) -> str:
     """The URL as it may be shown: `redis://...@host:6379/0`."""
-    return re.sub(r"(?<=//)[^/]*@", "...@", url, count=1)
+    return url if url.startswith("file:") else re.sub(r"(?<=//).*@", "...@", url)
 
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

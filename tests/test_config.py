@@ -18,6 +18,7 @@ from ksana.config import (
     format_bytes,
     parse_bytes,
     read_api_keys,
+    without_password,
 )
 from ksana.errors import ConfigError
 
@@ -75,6 +76,21 @@ def test_the_tables_name_fields() -> None:
     assert names >= SECRET_FIELDS
     assert names >= BYTE_FIELDS
     assert next(iter(GROUPS)) == msgspec.structs.fields(Settings)[0].name
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@host:6379/0", "redis://...@host:6379/0"),
+        ("redis://user:sec/ret@host/0", "redis://...@host/0"),
+        ("redis://user:se@cret@host/0", "redis://...@host/0"),
+        ("unix://:secret@/run/redis.sock", "unix://...@/run/redis.sock"),
+        ("file:///a@b/c", "file:///a@b/c"),
+    ],
+)
+def test_the_password_of_a_store_is_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+    assert "secret" not in repr(Settings(model="m", remote_cache=url))
 
 
 def test_keys_of_setting_and_file_together(tmp_path: Path) -> None:

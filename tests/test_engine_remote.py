@@ -410,6 +410,36 @@ def test_two_large_loads_that_together_exceed_the_pool(files: ModelFiles) -> Non
     )
 
 
+def test_blocks_held_for_a_frozen_store_are_waited_for(files: ModelFiles) -> None:
+    """The second request needs most of the pool, and the store has blocks of the first until its deadline."""
+    store = SimulatedStore(1)
+    trigger = Trigger("StoreSave")
+    trigger.act = store.freeze
+
+    async def script(engine: Engine) -> None:
+        pool = engine.status().fa_use
+        assert pool is not None
+        tokens = range(6, 6 + pool.num_blocks * 16 - 110)
+        await timed(engine, [20, *tokens], 30)
+        held = engine.status().fa_use
+        assert held is not None
+        assert held.num_held > 6
+        seconds, _ = await timed(engine, [21, *tokens], 30)
+        assert 5 < seconds < 15
+
+    size = "420KiB" if files.spec.num_sliding_layers else "300KiB"
+    run(
+        files,
+        script,
+        store=store,
+        tap=trigger,
+        kv_cache_memory=size,
+        max_model_len=330,
+        remote_cache_timeout=1,
+        staging=4 << 20,
+    )
+
+
 def test_stalled_is_not_said_of_an_engine_that_loads(files: ModelFiles, filled: Values) -> None:
     store = copy_of(filled)
     store.freeze()

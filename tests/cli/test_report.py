@@ -12,6 +12,7 @@ from ksana.cli.report import curl_line, progress_bar, start_block, url_of, work_
 from ksana.config import Settings
 from ksana.messages.blocks import CacheCounters, PoolUse
 from ksana.messages.status import EngineStatus, ModelInfo, SchedulerCounters
+from ksana.messages.stores import RemoteCacheStatus
 
 MODEL = ModelInfo(
     name="small",
@@ -137,3 +138,23 @@ def test_progress_bar() -> None:
     assert progress_bar(512, 1024, 10) == "[#####-----]  50%"
     assert progress_bar(9, 5, 10) == "[##########] 100%"
     assert progress_bar(0, 0, 10) == "[##########] 100%"
+
+
+def test_the_remote_cache_is_named_without_its_password() -> None:
+    settings = Settings(model="m", remote_cache="redis://:secret@store:6379/1", remote_write_back=False)
+    text = start_block("1.0", MODEL, settings, "http://127.0.0.1:8000")
+    assert "redis://...@store:6379/1, 64.0 MiB of staging memory, nothing is saved" in text
+    assert "secret" not in text
+    assert "remote cache" not in start_block("1.0", MODEL, Settings(model="m"), "http://127.0.0.1:8000")
+
+
+def test_the_line_says_what_the_remote_cache_gave_and_that_it_is_down() -> None:
+    counters = SchedulerCounters(num_prompt_tokens=2000, num_output_tokens=500)
+    now = after_10_s(
+        counters=counters,
+        cache=CacheCounters(num_remote_hit_tokens=96),
+        remote=RemoteCacheStatus(store_ok=False),
+    )
+    line = work_line(IDLE, now)
+    assert line is not None
+    assert line.endswith("96 tokens from the remote cache, remote cache down")

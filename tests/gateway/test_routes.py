@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from ksana.errors import ServiceError
 from ksana.gateway.app import create_app
 from ksana.gateway.auth import OPEN_PATHS
+from ksana.messages.blocks import CacheCounters
 from ksana.messages.outputs import Failed
+from ksana.messages.stores import RemoteCacheStatus
 from tests.gateway.fake_client import FakeClient, endless, fails, says
 from tests.gateway.serving import CHAT, eventually, running
 
@@ -272,3 +275,48 @@ async def test_metrics() -> None:
             line = f'ksana:request_success_total{{finished_reason="{reason}",model_name="fake"}}'
             assert await metric(gateway, line) == count
         assert 0.005 < await metric(gateway, f"ksana:time_per_output_token_seconds_sum{labels}") / 4 < 0.2
+
+
+async def test_metrics_of_the_cache_by_kind() -> None:
+    async with running() as gateway:
+        text = (await gateway.http.get("/metrics")).text
+        assert "remote_cache" not in text
+        remote = RemoteCacheStatus(
+            num_loads=(("loaded", 3), ("no_room", 1)),
+            num_loaded_blocks=7,
+            num_loaded_bytes=700,
+            num_saved_bytes=900,
+            num_store_errors=2,
+            num_queued_blocks=4,
+            store_ok=False,
+        )
+        cache = CacheCounters(
+            num_queried_tokens=500,
+            num_fa_hit_tokens=200,
+            num_hit_tokens=160,
+            num_remote_hit_tokens=100,
+            num_fa_evictions=5,
+            num_swa_evictions=6,
+        )
+        state = gateway.client.state
+        gateway.client.state = msgspec.structs.replace(
+            state, remote=remote, cache=cache, swa_use=state.fa_use, num_loading=2
+        )
+        for line, value in {
+            'prefix_cache_hit_tokens_total{kind="full_attention",': 200,
+            'prefix_cache_hit_tokens_total{kind="sliding_window",': 160,
+            'prefix_cache_hit_tokens_total{kind="local",': 60,
+            'prefix_cache_hit_tokens_total{kind="remote",': 100,
+            'cache_evictions_total{model_name="fake",pool="full_attention"}': 5,
+            'cache_evictions_total{model_name="fake",pool="sliding_window"}': 6,
+            'remote_cache_loads_total{model_name="fake",outcome="loaded"}': 3,
+            'remote_cache_loads_total{model_name="fake",outcome="no_room"}': 1,
+            'remote_cache_bytes_total{direction="loaded",': 700,
+            'remote_cache_bytes_total{direction="saved",': 900,
+            'remote_cache_blocks_total{direction="loaded",': 7,
+            'remote_cache_faults_total{kind="error",': 2,
+            "remote_cache_up{": 0,
+            "remote_cache_queued_blocks{": 4,
+            "num_requests_loading{": 2,
+        }.items():
+            assert await metric(gateway, f"ksana:{line}") == value, line
