@@ -4,6 +4,7 @@
 #   preflight.sh python     print the Python to make .venv with
 #   preflight.sh serve      can the server run? (compiler, port)
 #   preflight.sh venv       can .venv be made? (Python, venv module, disk)
+#   preflight.sh asked-python   will PYTHON do, and was .venv made with it?
 #   preflight.sh torch      in a new .venv: say so if pip would take a PyTorch with CUDA for a machine without GPU
 #
 # Reads PYTHON, PORT and TORCH_INDEX (see Makefile), and KSANA_PORT and KSANA_HOST as `ksana serve` does.
@@ -38,6 +39,21 @@ find_python() {
         fi
     done
     fail "no Python 3.11 to 3.13 is on the PATH ($(python3 --version 2>/dev/null || echo "there is no python3")); install one, or name it: PYTHON=/path/to/python3.12"
+}
+
+# A Python by where it is installed and its version: the same for it and for a .venv made with it.
+identity() {
+    "$1" -c 'import sys; print(sys.base_prefix, "%d.%d.%d" % sys.version_info[:3])'
+}
+
+check_asked_python() {
+    [ -n "${PYTHON:-}" ] || return 0
+    find_python >/dev/null
+    [ -x "$VENV/bin/python" ] || return 0
+    used=$(identity "$VENV/bin/python" 2>/dev/null) || return 0 # a broken .venv is told of elsewhere
+    asked=$(identity "$PYTHON")
+    [ "$used" = "$asked" ] ||
+        echo "ksana: PYTHON=$PYTHON is not used: $VENV was made with another ($used); to make it anew: make clean" >&2
 }
 
 check_venv_module() {
@@ -110,6 +126,9 @@ python)
 venv)
     check_venv
     ;;
+asked-python)
+    check_asked_python
+    ;;
 torch)
     check_torch
     ;;
@@ -124,6 +143,6 @@ serve)
     fi
     ;;
 *)
-    fail "usage: preflight.sh python|serve|venv|torch"
+    fail "usage: preflight.sh python|serve|venv|asked-python|torch"
     ;;
 esac

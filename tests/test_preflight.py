@@ -81,6 +81,44 @@ def test_no_venv_module(machine: Machine) -> None:
     assert "apt-get install python3.11-venv" in done.stderr
 
 
+def test_a_python_that_was_asked_for_is_looked_at_also_when_there_is_a_venv(machine: Machine) -> None:
+    def version(name: str, prefix: str) -> None:
+        machine.program(name, f'case "$2" in *base_prefix*) echo "{prefix} 3.12.1";; esac')
+
+    version(".venv/bin/python", "/opt/one")
+    version("one", "/opt/one")
+    version("two", "/opt/two")
+    assert machine.run("asked-python").stderr == ""
+    assert machine.run("asked-python", PYTHON="one").stderr == ""
+    done = machine.run("asked-python", PYTHON="two")
+    assert done.returncode == 0
+    assert "PYTHON=two is not used" in done.stderr
+    assert "/opt/one 3.12.1" in done.stderr
+    assert "make clean" in done.stderr
+    done = machine.run("asked-python", PYTHON="/bin/nopy")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no /bin/nopy" in done.stderr
+
+
+def test_make_looks_at_it(machine: Machine) -> None:
+    """Whether `.venv` is there and installed or not; nothing is installed here."""
+    for stamp in ("made", "installed", "installed-test"):
+        (machine.root / ".venv").mkdir(exist_ok=True)
+        (machine.root / ".venv" / stamp).touch()
+    (machine.root / "pyproject.toml").touch()
+    for stamp in ("made", "installed", "installed-test"):
+        (machine.root / ".venv" / stamp).touch()
+    (machine.root / "scripts").symlink_to(SCRIPT.parent)
+    for target in (".venv/installed", ".venv/installed-test"):
+        make = ["make", "-f", str(SCRIPT.parent.parent / "Makefile"), "--no-print-directory", target]
+        done = subprocess.run(
+            [*make, "PYTHON=/bin/nopy"], cwd=machine.root, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        assert "there is no /bin/nopy" in done.stderr
+        assert subprocess.run(make, cwd=machine.root, capture_output=True, check=False).returncode == 0
+
+
 def test_no_room(machine: Machine) -> None:
     machine.program("python3", "exit 0")
     assert machine.run("venv").returncode == 0

@@ -2,11 +2,15 @@
 
 While the model loads, a signal stops the loading. Later the first one drains: new requests are refused,
 running ones end or time out. The second one ends all streams with an error, and the process with them.
+
+A SIGTERM often comes twice at once: to the whole process group, as from systemd or timeout, and from a parent
+such as make that sends on what it got itself. That is one wish, so the echo is dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 from typing import Protocol
@@ -14,6 +18,9 @@ from typing import Protocol
 import trio
 
 log = logging.getLogger("ksana.serve")
+
+ECHO_S = 0.1
+"""A SIGTERM this soon after another is the same one."""
 
 HURRY_S = 3.0
 """After a second signal: what the ends of open streams may take before the process just goes."""
@@ -38,6 +45,7 @@ class Shutdown:
         """0 for a drained server; 128 plus the signal's number when loading was stopped, or for Ctrl-C."""
         self._server: Stoppable | None = None
         self._num_signals = 0
+        self._last_sigterm_s = -math.inf
 
     def serving(self, server: Stoppable) -> None:
         self._server = server
@@ -48,8 +56,17 @@ class Shutdown:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 task_status.started()
                 async for number in signals:
+                    if number == signal.SIGTERM and self._is_echo():
+                        continue
                     self._num_signals += 1
                     self._act(signal.Signals(number), nursery)
+
+    def _is_echo(self) -> bool:
+        now_s = trio.current_time()
+        is_echo = now_s - self._last_sigterm_s < ECHO_S
+        if not is_echo:
+            self._last_sigterm_s = now_s
+        return is_echo
 
     def _act(self, number: signal.Signals, nursery: trio.Nursery) -> None:
         if self._server is None or number == signal.SIGINT:

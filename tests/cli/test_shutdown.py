@@ -26,7 +26,8 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
-async def send(number: signal.Signals) -> None:
+async def send(number: signal.Signals, *, after_s: float = module.ECHO_S) -> None:
+    await trio.sleep(after_s)
     os.kill(os.getpid(), number)
     await trio.testing.wait_all_tasks_blocked(0.02)
 
@@ -75,3 +76,16 @@ async def test_a_server_that_cannot_hurry_is_left(
     await send(signal.SIGTERM)
     await trio.sleep(0.05)
     assert exits == [1]
+
+
+async def test_a_sigterm_that_comes_twice_at_once_is_one(nursery: trio.Nursery, exits: list[int]) -> None:
+    shutdown, server = Shutdown(), FakeServer()
+    await nursery.start(shutdown.watch)
+    shutdown.serving(server)
+    for _ in range(3):
+        await send(signal.SIGTERM, after_s=0)
+    assert server.stop.is_set()
+    assert not server.hurry.is_set()
+    await send(signal.SIGTERM)
+    assert server.hurry.is_set()
+    assert exits == []
