@@ -71,7 +71,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Remote cache
     remote_cache: Annotated[
         str | None,
-        Meta(description="Store of KV blocks shared by engines: file:///directory or redis://host:port/db"),
+        Meta(
+            description="Store of KV blocks shared by engines: file:///directory, redis://host:port/db or unix:///socket"
+        ),
     ] = None
     remote_cache_staging: Annotated[
         Positive, Meta(description="Memory that blocks pass through on their way, such as 64MiB")
