@@ -1,0 +1,1 @@
+"""Ksana serves large language models: see README.md, and ARCHITECTURE.md for how."""

@@ -20,6 +20,7 @@ TORCH_FREE = (
     "cli",
     "costs",
     "gateway",
+    "loading",
     "messages",
     "router",
     "runtime",

@@ -1,0 +1,1 @@
+"""One actor per file: thin shells around the pure cores. None imports another."""

@@ -1,0 +1,1 @@
+"""Pure: how long a step takes."""

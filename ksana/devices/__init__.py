@@ -1,0 +1,1 @@
+"""What an executor drives: a worker process, the same inline, or a simulated one."""

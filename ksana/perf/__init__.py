@@ -1,0 +1,1 @@
+"""ModelPerfBackend and the fitting of cost models. Not built yet."""

@@ -1,0 +1,1 @@
+"""The Simple Router for prefill and decode on separate nodes. Not built yet."""

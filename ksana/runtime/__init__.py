@@ -1,0 +1,1 @@
+"""How actors live: mailboxes, slots, activations, supervision, clocks, frames. Knows no tokens."""

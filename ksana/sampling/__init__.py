@@ -1,0 +1,1 @@
+"""Sampling parameters (pure), the noise behind randomness (pure), and the sampler (torch)."""
