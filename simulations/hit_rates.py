@@ -61,11 +61,20 @@ class _Counter:
 class Replay:
     """One engine and those who ask it. Raises InvariantViolated when a request does not finish."""
 
-    def __init__(self, model: ModelFiles, settings: Settings, tap: Tap | None = None) -> None:
+    def __init__(
+        self, model: ModelFiles, settings: Settings, tap: Tap | None = None, check_messages: bool = False
+    ) -> None:
         self.model = model
         self.tokens: TokenSource = hashed_tokens(model.spec.vocab_size)
         self.counter = _Counter(tap)
-        self.engine = Engine(settings, files=model, backend=self._backend, tap=self.counter, threads=False)
+        self.engine = Engine(
+            settings,
+            files=model,
+            backend=self._backend,
+            tap=self.counter,
+            threads=False,
+            check_messages=check_messages,
+        )
         self.ttfts_s: list[float] = []
 
     def _backend(self, setup: ModelSetup) -> SimulatedBackend:
@@ -141,9 +150,13 @@ def run_replay(
     pool_tokens: float,
     seed: int = 0,
     tap: Tap | None = None,
+    check_messages: bool = False,
     **settings: Any,
 ) -> HitRates:
-    """Run `await work(replay)` in a world of its own and report. Further settings go to the engine."""
+    """Run `await work(replay)` in a world of its own and report. Further settings go to the engine.
+
+    `check_messages`: the cache's invariants are checked after every message.
+    """
     files = model or toy_model()
     defaults: dict[str, Any] = {
         "model": "toy",
@@ -156,7 +169,7 @@ def run_replay(
     }
 
     async def main() -> HitRates:
-        replay = Replay(files, Settings(**(defaults | settings)), tap)
+        replay = Replay(files, Settings(**(defaults | settings)), tap, check_messages)
         async with replay.engine:
             await work(replay)
             return replay.report()
