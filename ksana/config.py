@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Positive, Meta(description="What a file store may hold before its oldest blocks go, such as 10GiB")
     ] = 10 << 30
     max_remote_loads: Annotated[
-        int, Meta(ge=1, le=1024, description="Requests whose prefixes are loaded at the same time")
+        int, Meta(ge=1, le=256, description="Requests whose prefixes are loaded at the same time")
     ] = 4
     remote_cache_timeout: Annotated[
         Positive, Meta(description="Seconds one load may take; then the rest is computed")

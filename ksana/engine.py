@@ -62,6 +62,9 @@ _STALLS_TO_REPLACE_WORKER = 2
 _MESSAGES_PER_SLOT = 4
 """Of one request, at most: Generate, PromptEncoded and Abort in the tokenizer's mailbox; AddRequest, Abort
 and StopStringFound in the scheduler's."""
+_MESSAGES_PER_LOAD = 4
+"""Of one remote load, at most, in the allocator's mailbox: a call, a drop, and the same of the load that
+took its place before the allocator came to read them."""
 _OTHER_MESSAGES = 1024
 """Of steps, plans and workers; a handful in practice, since each is answered before the next is sent."""
 
@@ -177,8 +180,9 @@ class Engine:
         for_requests = _MESSAGES_PER_SLOT * self._slots.capacity + _OTHER_MESSAGES
         self._to_tokenizer: Mailbox[Message] = Mailbox("tokenizer", for_requests)
         self._to_scheduler: Mailbox[Message] = Mailbox("scheduler", for_requests)
-        self._to_allocator: Mailbox[Message] = Mailbox("block_allocator", _OTHER_MESSAGES)
-        self._to_swa: Mailbox[Message] = Mailbox("swa_cache_manager", _OTHER_MESSAGES)
+        for_loads = _MESSAGES_PER_LOAD * self.settings.max_remote_loads + _OTHER_MESSAGES
+        self._to_allocator: Mailbox[Message] = Mailbox("block_allocator", for_loads)
+        self._to_swa: Mailbox[Message] = Mailbox("swa_cache_manager", for_loads)
         self._to_executor: Mailbox[Message] = Mailbox("executor", _OTHER_MESSAGES)
         self._to_loader: Mailbox[Message] = Mailbox("remote_cache_loader", for_requests)
         self._encoder = PromptEncoder(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import trio
 
@@ -139,3 +139,11 @@ async def settled(engine: Engine) -> EngineStatus:
             if not status.has_work and status.num_open_slots == 0 and is_balanced(status.fa_use):
                 return status
             await trio.sleep(0.05)
+
+
+def most_remote_loads() -> int:
+    """The upper bound of `max_remote_loads`."""
+    annotation = get_type_hints(Settings, include_extras=True)["max_remote_loads"]
+    bound = annotation.__metadata__[0].le
+    assert isinstance(bound, int)
+    return bound
