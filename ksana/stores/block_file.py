@@ -9,12 +9,10 @@ of which key (hex) and with which checksum (hex; `ksana.stores.envelope`). Funct
 from __future__ import annotations
 
 import os
-import stat
 from io import FileIO
 
 import msgspec
 
-from ksana.errors import RemoteCacheError
 from ksana.stores import envelope
 from ksana.stores.envelope import DamagedValue
 
@@ -65,13 +63,11 @@ def write(descriptor: int, key: bytes, payload: bytes) -> int:
 
 
 def read(file: FileIO, info: os.stat_result, key: bytes, payload_bytes: int) -> bytearray:
-    """The verified payload of a file just opened, unbuffered, of which the system says `info`.
+    """The verified payload of a regular file just opened, unbuffered, of which the system says `info`.
 
-    RemoteCacheError if it is no file or of another format version, DamagedValue if it is not a whole and
-    unharmed block of `payload_bytes` bytes under `key`; OSError as it comes.
+    DamagedValue if it is not a whole and unharmed block of `payload_bytes` bytes under `key`, in this
+    version of the format; OSError as it comes.
     """
-    if not stat.S_ISREG(info.st_mode):
-        raise RemoteCacheError("something that is not a file stands in the place of a block")
     header_bytes = int.from_bytes(_exactly(file, 8), "little")
     if header_bytes > MAX_HEADER_BYTES:
         raise DamagedValue(f"a header of {header_bytes} bytes is no block's")
@@ -91,7 +87,7 @@ def _verify_header(text: bytes, key: bytes, payload_bytes: int) -> bytes:
     except ValueError as error:  # msgspec.DecodeError is one
         raise DamagedValue(f"its header cannot be read ({error})") from None
     if parsed.metadata.format != FORMAT:
-        raise RemoteCacheError(f"a block of format {parsed.metadata.format[:40]!r}; this one reads {FORMAT}")
+        raise DamagedValue(f"a block of format {parsed.metadata.format[:40]!r}; this one reads {FORMAT}")
     if parsed.metadata.key != key.hex():
         raise DamagedValue("the block of another key")
     if parsed.kv != _Tensor(dtype="U8", shape=(payload_bytes,), data_offsets=(0, payload_bytes)):

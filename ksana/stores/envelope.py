@@ -32,7 +32,7 @@ _CHECKED = struct.Struct("<4sHHQ")
 
 class DamagedValue(RemoteCacheError):
     """The value is not what its key stands for and will never be: stores delete it, as they would report
-    it as present for ever. (The size too belongs to what a key stands for.)"""
+    it as present for ever. (Size and format version too belong to what a key stands for.)"""
 
 
 def check_limits(key: bytes, payload_bytes: int) -> None:
@@ -84,8 +84,8 @@ def seal(key: bytes, payload: bytes | bytearray | memoryview) -> bytes:
 def verify_header(key: bytes, payload_bytes: int, header: bytes | bytearray | memoryview) -> bytes:
     """The checksum that the payload must have. `header` has `header_bytes(key)` bytes.
 
-    RemoteCacheError unless it is the header of a value of exactly `payload_bytes` bytes under `key`;
-    DamagedValue if it could not be one of any value under this key.
+    DamagedValue unless it is the header of a value of exactly `payload_bytes` bytes under `key`, in this
+    version of the format.
     """
     if len(header) != header_bytes(key):
         raise DamagedValue(f"a header of {len(header)} bytes, not {header_bytes(key)}")
@@ -93,7 +93,7 @@ def verify_header(key: bytes, payload_bytes: int, header: bytes | bytearray | me
     if magic != MAGIC:
         raise DamagedValue("no value of this cache: the first bytes are not its magic number")
     if version != VERSION:
-        raise RemoteCacheError(f"a value of format version {version}; this one reads {VERSION}")
+        raise DamagedValue(f"a value of format version {version}; this one reads {VERSION}")
     if key_bytes != len(key) or bytes(header[_FIXED.size :]) != key:
         raise DamagedValue("the value of another key")
     if size != payload_bytes:
@@ -107,7 +107,7 @@ def verify_checksum(found: bytes, expected: bytes) -> None:
 
 
 def verify(key: bytes, value: bytes | bytearray | memoryview, into: memoryview) -> None:
-    """Copy the payload of a whole `value` to `into`, or raise RemoteCacheError and leave it alone."""
+    """Copy the payload of a whole `value` to `into`, or raise DamagedValue and leave it alone."""
     size = header_bytes(key)
     if len(value) < size:
         raise DamagedValue(f"{len(value)} bytes are too few for a value's header of {size}")

@@ -6,21 +6,27 @@
 - A file appears by rename, whole. There is no fsync: after a power failure a file may be short or hold
   zeros, which its checksum tells, and a cache that waited for the disk would be slower than computing.
 - All I/O is in threads. A caller that is cancelled leaves its thread behind (a frozen NFS answers nobody),
-  so threads read into and write from buffers of their own, never the caller's; at most `_NUM_READERS` + 1
+  so threads read into and write from buffers of their own, never the caller's; at most `_NUM_READERS` + 2
   threads can hang, and everybody else waits for them, cancellable.
 - Damaged files are deleted when they are found: they would be reported as present for ever.
 - With a cap, the least recently used files are deleted before a new one is written. mtime is the time of
-  last use, so all processes see it. The index is in memory; one scan fills it at the first write and again
+  last use, so all processes see it. The index is in memory; a scan fills it from the first write on and again
   after each sixteenth of the cap written, because other processes write too: n of them may together exceed
-  the cap by about n sixteenths.
+  the cap by about n sixteenths. Scans have a thread of their own, as a large directory takes longer than a
+  write may: until the first is done, only what this process has written and read counts.
+- Only regular files are blocks. What else stands in the place of one is neither counted nor deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import re
 import secrets
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -33,10 +39,15 @@ from ksana.stores.envelope import DamagedValue
 from ksana.stores.file_index import FileIndex, IndexedFile
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _NUM_READERS = 4
 _MAX_SCANNED = 1_000_000
-"""Files of a scan; what is beyond is neither counted nor evicted."""
+"""Directory entries of a scan; what is beyond is neither counted nor evicted."""
+_SCAN_PATIENCE_S = 0.25
+"""A write waits so long for the scan it has begun: enough for thousands of files, little of its deadline."""
+_MAX_UNDELETABLE = 64
+"""Files that one write tries in vain to delete before it gives up; the next write tries others."""
 _ORPHANED_AFTER_S = 900.0
 """A file in tmp/ that nobody has written to for so long belongs to a process that died. Deleting one too
 many (clocks differ) costs its writer one failed write."""
@@ -61,7 +72,8 @@ class FilesystemStore:
         self._writer = trio.CapacityLimiter(1)  # one, so that nobody else changes what it has counted
         self._index = FileIndex()
         self._num_written: int | None = None
-        """Bytes since the last scan; None before the first. Only the writer's."""
+        """Bytes since the last scan began; None before the first. Only the writer's."""
+        self._scan: threading.Thread | None = None
 
     @classmethod
     def open(cls, root: str, *, max_bytes: int | None) -> FilesystemStore:
@@ -111,10 +123,9 @@ class FilesystemStore:
 
     def _is_there(self, path: str) -> bool:
         try:
-            os.stat(path, follow_symlinks=False)
+            return stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return True
 
     def _read(self, key: bytes, size: int) -> bytearray | None:
         path = self._path(key)
@@ -123,7 +134,15 @@ class FilesystemStore:
         except (FileNotFoundError, NotADirectoryError):
             self._index.removed(os.path.basename(path))
             return None
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):  # fdopen would refuse a directory, and not close it
+                raise RemoteCacheError("something that is not a file stands in the place of a block")
+            file = os.fdopen(descriptor, "rb", buffering=0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with file:
             # A directory that may not be written to can be read: whoever may write evicts by what it knows.
             with contextlib.suppress(OSError):
                 os.utime(descriptor)
@@ -152,7 +171,7 @@ class FilesystemStore:
                 f"a block of {size} bytes; the remote cache is capped at {self._max_bytes}"
             )
         if self._is_scan_due():
-            self._scan()
+            self._begin_scan()
         path = self._path(key)
         if self._max_bytes is not None:
             self._make_room(size, self._max_bytes)
@@ -183,51 +202,94 @@ class FilesystemStore:
             raise
 
     def _make_room(self, num_bytes: int, max_bytes: int) -> None:
-        """Delete the least recently used files until `num_bytes` more fit."""
-        while self._index.num_bytes + num_bytes > max_bytes:
-            oldest = self._index.least_recently_used()
-            assert oldest is not None, "an empty index counts no bytes"
-            path = f"{self._root}/{oldest.name[:2]}/{oldest.name}"
-            try:
-                info = os.stat(path, follow_symlinks=False)
-            except FileNotFoundError:
-                self._index.removed(oldest.name)  # another process was faster
-                continue
-            if info.st_mtime_ns > oldest.used_ns:
-                self._index.used(IndexedFile(oldest.name, info.st_size, info.st_mtime_ns))
-            else:
-                self._delete(path)
+        """Delete the least recently used files until `num_bytes` more fit.
+
+        Files that cannot be deleted are passed over; they go on counting. OSError if too many are.
+        """
+        undeletable: list[IndexedFile] = []
+        try:
+            while self._index.num_bytes + num_bytes + sum(file.num_bytes for file in undeletable) > max_bytes:
+                oldest = self._index.least_recently_used()
+                if oldest is None and not undeletable:
+                    return  # a reader found the last one gone
+                if oldest is None:
+                    raise OSError("no file in it can be deleted to make room")
+                try:
+                    self._evict(oldest)
+                except OSError:
+                    self._index.removed(oldest.name)
+                    undeletable.append(oldest)
+                    if len(undeletable) >= _MAX_UNDELETABLE:
+                        raise
+        finally:
+            for file in undeletable:
+                self._index.used(file)
+
+    def _evict(self, file: IndexedFile) -> None:
+        """Delete it, unless it was used since: then the index learns that."""
+        path = f"{self._root}/{file.name[:2]}/{file.name}"
+        try:
+            info = os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            self._index.removed(file.name)  # another process was faster
+            return
+        if not stat.S_ISREG(info.st_mode):
+            self._index.removed(file.name)
+        elif info.st_mtime_ns > file.used_ns:
+            self._index.used(IndexedFile(file.name, info.st_size, info.st_mtime_ns))
+        else:
+            self._delete(path)
 
     def _is_scan_due(self) -> bool:
+        if self._scan is not None and self._scan.is_alive():
+            return False
         if self._num_written is None:
             return True
         return self._max_bytes is not None and self._num_written > self._max_bytes // 16
 
-    def _scan(self) -> None:
-        """Count what is there, and delete what writers that died have left in tmp/."""
+    def _begin_scan(self) -> None:
         self._num_written = 0
+        self._scan = threading.Thread(target=self._run_scan, name="ksana-store-scan", daemon=True)
+        self._scan.start()
+        self._scan.join(_SCAN_PATIENCE_S)
+
+    # in the scan's thread
+
+    def _run_scan(self) -> None:
+        """Count what is there, and delete what writers that died have left in tmp/."""
+        try:
+            self._delete_orphans()
+            if self._max_bytes is not None:
+                self._index.begin_scan()
+                self._index.replace(self._files())
+        except OSError as error:
+            # The index stays as it was, and the next scan is due after the next sixteenth of the cap.
+            log.warning("remote cache %s could not be scanned: %s", self._root, error.strerror or error)
+
+    def _delete_orphans(self) -> None:
         now_s = self._wall_clock()
-        for entry in self._entries(_TEMPORARY):
-            with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_mtime < now_s - _ORPHANED_AFTER_S:
-                    os.unlink(entry.path)
-        if self._max_bytes is not None:
-            self._index.replace(self._files())
+        with contextlib.suppress(PermissionError):
+            for entry in itertools.islice(self._entries(_TEMPORARY), _MAX_SCANNED):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < now_s - _ORPHANED_AFTER_S:
+                        os.unlink(entry.path)
 
     def _files(self) -> list[IndexedFile]:
         files: list[IndexedFile] = []
-        for directory in self._entries(""):
-            if not _FAN_OUT.fullmatch(directory.name):
+        for entry in itertools.islice(self._entries_two_deep(), _MAX_SCANNED):
+            if not _NAME.fullmatch(entry.name):
                 continue
-            for entry in self._entries(directory.name):
-                if not _NAME.fullmatch(entry.name):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    info = entry.stat(follow_symlinks=False)
+            with contextlib.suppress(OSError):  # gone, or nothing that could be deleted
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode):
                     files.append(IndexedFile(entry.name, info.st_size, info.st_mtime_ns))
-                if len(files) >= _MAX_SCANNED:
-                    return files
         return files
+
+    def _entries_two_deep(self) -> Iterator[os.DirEntry[str]]:
+        for directory in itertools.islice(self._entries(""), _MAX_SCANNED):
+            if _FAN_OUT.fullmatch(directory.name) and directory.is_dir(follow_symlinks=False):
+                with contextlib.suppress(PermissionError):  # what cannot be seen cannot be evicted
+                    yield from self._entries(directory.name)
 
     def _entries(self, name: str) -> Iterator[os.DirEntry[str]]:
         try:

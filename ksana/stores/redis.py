@@ -18,7 +18,7 @@ from ksana.stores import envelope
 from ksana.stores.envelope import Checksum, DamagedValue
 from ksana.stores.redis_address import RedisAddress
 from ksana.stores.redis_connection import ConnectionLost, RedisConnection
-from ksana.stores.resp import Bulk, Reply, Status, command, open_command
+from ksana.stores.resp import Bulk, Reply, ServerError, Status, command, open_command
 
 T = TypeVar("T")
 
@@ -67,6 +67,8 @@ class RedisStore:
             if reply is None:
                 return None
             if not isinstance(reply, Bulk):
+                if isinstance(reply, ServerError) and reply.code == "WRONGTYPE":
+                    raise DamagedValue(f"what lies under its key is no string ({reply.code})")
                 raise connection.error(reply, "GET")
             return checksum.digest()
 

@@ -36,3 +36,22 @@ def test_a_scan_replaces_everything_in_the_order_of_use() -> None:
         index.removed(oldest.name)
     assert order == ["a", "c", "b"]
     assert index.num_bytes == 0
+
+
+def test_what_happens_during_a_scan_is_not_forgotten_by_it() -> None:
+    index = FileIndex()
+    index.used(IndexedFile("gone before", 1, 1))
+    index.begin_scan()
+    index.used(IndexedFile("written", 10, 5))
+    index.used(IndexedFile("read", 100, 6))
+    index.removed("deleted")
+    index.replace(
+        [IndexedFile("deleted", 1000, 2), IndexedFile("read", 100, 3), IndexedFile("old", 10000, 4)]
+    )
+    assert index.num_bytes == 10110
+    names = []
+    while (oldest := index.least_recently_used()) is not None:
+        names.append(oldest.name)
+        index.removed(oldest.name)
+    assert names == ["old", "written", "read"]
+    assert index.num_bytes == 0

@@ -18,7 +18,8 @@ import safetensors.numpy
 import trio
 
 from ksana.errors import ConfigError, RemoteCacheError
-from ksana.stores import block_file
+from ksana.stores import block_file, filesystem
+from ksana.stores.envelope import DamagedValue
 from ksana.stores.filesystem import FilesystemStore
 from tests.stores.conftest import Directory, new_key
 
@@ -29,6 +30,12 @@ FILE_BYTES = len(block_file.header(bytes(33), BLOCK, bytes(32))) + BLOCK
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
     return Directory(tmp_path / "cache")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine too, small directories are scanned before the first write."""
+    monkeypatch.setattr(filesystem, "_SCAN_PATIENCE_S", 20.0)
 
 
 def capped(directory: Directory, num_blocks: int) -> FilesystemStore:
@@ -65,14 +72,16 @@ async def test_people_can_look_into_a_file(directory: Directory) -> None:
         assert opened.metadata()["format"] == block_file.FORMAT
 
 
-async def test_another_format_version_is_an_error_but_not_deleted(directory: Directory) -> None:
+async def test_another_format_version_is_damage_and_deleted(directory: Directory) -> None:
     store, key = directory.open(), new_key()
     await put(store, key)
     raw = directory.read_raw(key)
     directory.write_raw(key, raw.replace(b"ksana-block-1", b"ksana-block-2"))
-    with pytest.raises(RemoteCacheError, match="format 'ksana-block-2'"):
+    with pytest.raises(DamagedValue, match="format 'ksana-block-2'"):
         await has(store, key)
-    assert await store.contains([key]) == [True]
+    assert await store.contains([key]) == [False]
+    await put(store, key)
+    assert await has(store, key)
 
 
 async def test_a_header_that_claims_to_be_huge_is_not_read(directory: Directory) -> None:
@@ -187,6 +196,104 @@ async def test_foreign_files_are_neither_counted_nor_deleted(directory: Director
         await put(store, key)
     assert all(path.exists() for path in foreign)
     assert [await has(store, key) for key in keys] == [False, True, True]
+
+
+async def test_what_cannot_be_deleted_is_passed_over_and_counts(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, keys = capped(directory, 3), [new_key() for _ in range(5)]
+    for key in keys[:3]:
+        await put(store, key)
+    really_unlink = os.unlink
+
+    def unlink(path: str) -> None:
+        if path == str(directory.path(keys[0])):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        really_unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        for key in keys[3:]:
+            await put(store, key)
+    assert [directory.path(key).exists() for key in keys] == [True, False, False, True, True]
+
+
+async def test_when_nothing_can_be_deleted_nothing_is_written(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = capped(directory, 3)
+    for _ in range(3):
+        await put(store, new_key())
+    before = files(directory)
+
+    def refuse(_path: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        with pytest.raises(RemoteCacheError, match="deleted"):
+            await put(store, new_key())
+    assert files(directory) == before
+    await put(store, new_key())
+    assert len(files(directory)) == 3
+
+
+async def test_what_is_no_file_is_neither_counted_nor_evicted(directory: Directory) -> None:
+    folder, link = new_key(), new_key()
+    for key in (folder, link):
+        directory.path(key).parent.mkdir(exist_ok=True, parents=True)
+    directory.path(folder).mkdir()
+    directory.path(link).symlink_to("/nowhere" * 100)
+    store, keys = capped(directory, 2), [new_key() for _ in range(3)]
+    for key in keys:
+        await put(store, key)
+    assert [await has(store, key) for key in keys] == [False, True, True]
+    assert directory.path(folder).is_dir()
+    assert directory.path(link).is_symlink()
+
+
+async def test_writes_do_not_wait_for_a_slow_scan_and_the_cap_holds_after_it(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [new_key() for _ in range(6)]
+    for number, key in enumerate(old):
+        await put(directory.open(), key)
+        os.utime(directory.path(key), (1000 + number, 1000 + number))
+    may_go_on, really_scan = threading.Event(), os.scandir
+
+    def slow(path: str) -> object:
+        if threading.current_thread().name == "ksana-store-scan":
+            assert may_go_on.wait(20)
+        return really_scan(path)
+
+    monkeypatch.setattr(os, "scandir", slow)
+    monkeypatch.setattr(filesystem, "_SCAN_PATIENCE_S", 0.01)
+    store, new = capped(directory, 6), [new_key() for _ in range(3)]
+    with trio.fail_after(5):
+        for key in new:
+            await put(store, key)
+    assert len(files(directory)) == 9
+    may_go_on.set()
+    assert store._scan is not None
+    await trio.to_thread.run_sync(store._scan.join)
+    monkeypatch.setattr(filesystem, "_SCAN_PATIENCE_S", 20.0)
+    last = new_key()
+    await put(store, last)
+    assert [directory.path(key).exists() for key in old] == [False] * 4 + [True] * 2
+    assert [await has(store, key) for key in [*new, last]] == [True] * 4
+
+
+async def test_a_scan_that_fails_fails_no_write(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "scandir", fail)
+    store, key = capped(directory, 3), new_key()
+    await put(store, key)
+    assert await has(store, key)
+    assert "could not be scanned: Input/output error" in caplog.text
 
 
 # crashes and other processes
@@ -339,10 +446,13 @@ async def test_what_is_no_file_in_the_place_of_a_block_is_an_error_and_never_wai
     await put(store, link)  # a good block, but in another place
     directory.path(link).rename(directory.root / "elsewhere")
     directory.path(link).symlink_to(directory.root / "elsewhere")
+    num_open = len(os.listdir("/proc/self/fd"))
     with trio.fail_after(5):
-        for key in (pipe, folder, link):
+        assert await store.contains([pipe, folder, link]) == [False] * 3
+        for key in [pipe, folder, link] * 10:
             with pytest.raises(RemoteCacheError):
                 await has(store, key)
+    assert len(os.listdir("/proc/self/fd")) < num_open + 10
 
 
 def test_a_directory_that_cannot_be_made_is_found_at_the_start(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ksana.errors import RemoteCacheError
+from ksana.stores.envelope import DamagedValue
 from ksana.stores.redis import RedisStore
 from ksana.stores.redis_address import RedisAddress
 from ksana.stores.store import Store, open_store
@@ -191,11 +192,13 @@ async def test_a_server_without_room_refuses_and_goes_on_reading(own_redis: Redi
 
 
 @NEEDS_REDIS
-async def test_a_value_of_another_type_is_an_error(shared_redis: RedisServer) -> None:
+async def test_a_value_of_another_type_is_damage_and_deleted(shared_redis: RedisServer) -> None:
     key = new_key()
     shared_redis.cli("LPUSH", f"ksana:{key.hex()}", "x")
-    with pytest.raises(RemoteCacheError, match="WRONGTYPE"):
-        await has(opened(shared_redis.url), key)
+    store = opened(shared_redis.url)
+    with pytest.raises(DamagedValue, match="WRONGTYPE"):
+        await has(store, key)
+    assert await store.contains([key]) == [False]
 
 
 @NEEDS_REDIS
