@@ -43,6 +43,9 @@ from ksana.stores.store import Store
 
 log = logging.getLogger(__name__)
 
+FETCHES_AT_A_TIME = 4
+"""As many as one load may have out; of `LoaderSettings.blocks_per_fetch` blocks each."""
+
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -50,11 +53,14 @@ class StorePort:
     """Carries out orders, each in a task of its own that ends at the deadline, whatever the store does.
 
     A store that was cancelled does not touch a slot any more (`ksana.stores.store.Store`), so with its
-    answer a slot is free. There are never more tasks than the loader has orders out.
+    answer a slot is free. Fetches beyond `FETCHES_AT_A_TIME` wait here rather than in the store, and their
+    timeouts run from their turn: else a crowd would blame the store for its own queue. There are never more
+    tasks than the loader has orders out.
     """
 
     def __init__(self, store: Store, staging: StagingMemory, reply: Post, nursery: trio.Nursery) -> None:
         self._store, self._staging, self._reply, self._nursery = store, staging, reply, nursery
+        self._fetching = trio.Semaphore(FETCHES_AT_A_TIME)
 
     def post(self, message: Message) -> None:
         if isinstance(message, StoreFind):
@@ -88,17 +94,35 @@ class StorePort:
         )
 
     async def _fetch(self, order: StoreFetch) -> None:
-        began_s = now_s()
-        outcome = await self._each(order.blocks, order.deadline_s, self._get)
+        outcome, seconds = await self._in_turn(order)
         self._reply(
             StoreFetched(
                 op_id=order.op_id,
                 results=tuple(outcome.results),
-                seconds=now_s() - began_s,
+                seconds=seconds,
                 error=outcome.error,
                 timed_out=outcome.timed_out,
             )
         )
+
+    async def _in_turn(self, order: StoreFetch) -> tuple[_Outcome, float]:
+        """What became of a fetch, and how long it took once its turn had come."""
+        ordered_s = now_s()
+        with trio.move_on_at(order.deadline_s) as waiting:
+            await self._fetching.acquire()
+        if waiting.cancelled_caught:
+            outcome = _Outcome(len(order.blocks))
+            outcome.timed_out = True
+            outcome.error = f"other fetches took all of {order.deadline_s - ordered_s:.2f} s"
+            return outcome, 0.0
+        try:
+            began_s, deadline_s = now_s(), order.deadline_s
+            if order.timeout_s is not None:
+                deadline_s = min(deadline_s, began_s + order.timeout_s)
+            outcome = await self._each(order.blocks, deadline_s, self._get)
+            return outcome, now_s() - began_s
+        finally:
+            self._fetching.release()
 
     async def _save(self, order: StoreSave) -> None:
         began_s = now_s()

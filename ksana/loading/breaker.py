@@ -5,7 +5,10 @@
     half_open  one probe is out and decides: closed, or open with the wait doubled
 
 A probe runs in the background and never makes a request wait: ordinary calls are refused until one has
-succeeded. Pure: time is passed in, and `state` is all there is, so it can go into a journal and come back.
+succeeded. Light calls (a lookup) and heavy ones (a transfer) are counted apart, and only a heavy one that
+succeeds shortens the wait: a store may answer the former and never the latter.
+
+Pure: time is passed in, and `state` is all there is, so it can go into a journal and come back.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import msgspec
 from ksana.messages.base import Value
 
 BreakerPhase = Literal["closed", "open", "half_open"]
+CallWeight = Literal["light", "heavy"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,13 @@ class BreakerSettings:
 class BreakerState(Value):
     phase: BreakerPhase = "closed"
     num_failures: int = 0
-    """Closed: failures in a row."""
+    """Closed: failures of heavy calls in a row."""
+    num_light_failures: int = 0
+    """Closed: failures of light calls in a row."""
     due_s: float = 0.0
     """Open: when a probe is due. Half open: when the probe counts as failed."""
     wait_s: float = 0.0
-    """The wait of the last opening; 0 if there was none since a call succeeded."""
+    """The wait of the last opening; 0 if there was none since a heavy call succeeded."""
     num_openings: int = 0
     """Since the start; for metrics."""
 
@@ -66,17 +72,25 @@ class CircuitBreaker:
 
     # how calls went; told late, of calls that were under way when it opened, it changes nothing
 
-    def succeeded(self) -> None:
-        """A call was answered. What broke before is forgotten, the wait too."""
-        if self.state.phase == "closed":
-            self._set(num_failures=0, wait_s=0.0)
-
-    def failed(self, now_s: float) -> None:
-        """A call was answered with an error, or could not be made."""
+    def succeeded(self, weight: CallWeight = "heavy") -> None:
+        """A call was answered. Failures of its weight are forgotten; after a heavy one the wait, too."""
         if self.state.phase != "closed":
             return
-        self._set(num_failures=self.state.num_failures + 1)
-        if self.state.num_failures >= self.settings.failures_to_open:
+        if weight == "heavy":
+            self._set(num_failures=0, wait_s=0.0)
+        else:
+            self._set(num_light_failures=0)
+
+    def failed(self, now_s: float, weight: CallWeight = "heavy") -> None:
+        """A call was answered with an error, or could not be made."""
+        state = self.state
+        if state.phase != "closed":
+            return
+        if weight == "heavy":
+            self._set(num_failures=state.num_failures + 1)
+        else:
+            self._set(num_light_failures=state.num_light_failures + 1)
+        if max(self.state.num_failures, self.state.num_light_failures) >= self.settings.failures_to_open:
             self._open(now_s)
 
     def timed_out(self, now_s: float) -> None:
@@ -102,7 +116,8 @@ class CircuitBreaker:
     def probe_succeeded(self) -> None:
         """Calls go through again, on probation: the next failure opens with a longer wait."""
         if self.state.phase == "half_open":
-            self._set(phase="closed", num_failures=self.settings.failures_to_open - 1, due_s=0.0)
+            almost = self.settings.failures_to_open - 1
+            self._set(phase="closed", num_failures=almost, num_light_failures=almost, due_s=0.0)
 
     def probe_failed(self, now_s: float) -> None:
         if self.state.phase == "half_open":
@@ -114,6 +129,7 @@ class CircuitBreaker:
         self._set(
             phase="open",
             num_failures=0,
+            num_light_failures=0,
             due_s=now_s + wait_s,
             wait_s=wait_s,
             num_openings=self.state.num_openings + 1,

@@ -11,17 +11,12 @@ STALE_S = 30.0
 
 
 class StoreSpeed(msgspec.Struct):
-    """Exponentially weighted means. 0: not measured yet."""
+    """An exponentially weighted mean. 0: not measured yet."""
 
-    find_s: float = 0.0
-    """How long it takes to learn what is there."""
     bytes_per_s: float = 0.0
     """Over whole loads, with the waits for slots and worker, and beside other loads."""
     measured_s: float = 0.0
     """When a load was last measured."""
-
-    def found(self, seconds: float) -> None:
-        self.find_s = _mean(self.find_s, seconds)
 
     def loaded(self, num_bytes: int, seconds: float, now_s: float) -> None:
         self.bytes_per_s = _mean(self.bytes_per_s, num_bytes / max(seconds, 1e-6))

@@ -235,7 +235,11 @@ class Loads:
                 else:
                     self._order(out, load)
                 ended = load.num_orders == 0 and (self._is_complete(load) or self._cannot_go_on(out, load))
-                if late or ended:
+                # Orders may wait for others in the port. Once the store is given up, no load waits for them.
+                given_up = load.num_orders > 0 and not self._orders.allowed
+                if given_up:
+                    load.error = load.error or "the remote cache does not work"
+                if late or ended or given_up:
                     self._confirm_fetched(out, load)
 
     def _order(self, out: Activation, load: Load) -> None:

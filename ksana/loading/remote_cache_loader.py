@@ -96,7 +96,7 @@ class RemoteCacheLoader:
             num_unsaved_blocks=counters.num_unsaved_blocks,
             num_queued_blocks=len(state.queue),
             num_late_answers=counters.num_late_answers,
-            num_breaker_openings=state.breaker.num_openings,
+            num_breaker_openings=state.breaker.num_openings + state.save_breaker.num_openings,
             store_ok=self._orders.allowed,
         )
 

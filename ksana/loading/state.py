@@ -27,7 +27,7 @@ class Operation(msgspec.Struct, kw_only=True):
     wanted: tuple[WantedBlock, ...] = ()
     """Of a fetch: what the blocks are for."""
     is_cut_short: bool = False
-    """The load ends before a store could be blamed for being late."""
+    """Of a find: the load ends before a store could be blamed for being late."""
 
 
 class SaveBatch(msgspec.Struct, kw_only=True):
@@ -83,6 +83,8 @@ class LoaderState(msgspec.Struct, kw_only=True):
     batches: dict[int, SaveBatch] = {}
     known_keys: dict[bytes, None] = {}
     breaker: BreakerState = BreakerState()
+    """Of finds and fetches."""
+    save_breaker: BreakerState = BreakerState()
     speed: StoreSpeed = msgspec.field(default_factory=StoreSpeed)
     counters: Counters = msgspec.field(default_factory=Counters)
 

@@ -49,6 +49,9 @@ class WriteBack:
     def go_on(self, out: Activation) -> None:
         """Begin what may begin now."""
         state, settings = self._state, self._settings
+        if not self._orders.takes_saves:
+            state.counters.num_unsaved_blocks += len(state.queue)
+            state.queue.clear()
         while (
             state.queue
             and self._orders.allowed
@@ -90,7 +93,7 @@ class WriteBack:
         """The bytes are in their slots: to the store with them."""
         hold_id = self._state.batch_of_copy.pop(message.copy_id)
         batch = self._state.batches[hold_id]
-        if self._orders.allowed:
+        if self._orders.allowed and self._orders.takes_saves:
             batch.state = "saving"
             self._orders.save(out, hold_id, batch.blocks)
         else:

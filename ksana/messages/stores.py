@@ -56,6 +56,8 @@ class StoreFetch(Message):
     op_id: int
     blocks: tuple[StoredBlock, ...]
     deadline_s: float
+    timeout_s: float | None = None
+    """For the work itself, which may have to wait for other fetches first; None: only the deadline counts."""
 
 
 class StoreFetched(Message):
@@ -64,6 +66,7 @@ class StoreFetched(Message):
     op_id: int
     results: tuple[ItemResult, ...]
     seconds: float
+    """Without the wait for other fetches; 0 if the deadline came before its turn."""
     error: str | None = None
     """The first thing that went wrong, for the log."""
     timed_out: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -54,11 +55,17 @@ class Port:
 
     def __init__(self, store: Store, nursery: trio.Nursery) -> None:
         self.staging = StagingMemory.create(8, SLOT_BYTES)
-        self._put, self._answers = trio.open_memory_channel[Message](10)
+        self._put, self._answers = trio.open_memory_channel[Message](20)
         self._port = StorePort(store, self.staging, self._put.send_nowait, nursery)
 
-    async def ask(self, order: Message) -> Message:
+    def post(self, order: Message) -> None:
         self._port.post(order)
+
+    async def answer(self) -> Any:
+        return await self._answers.receive()
+
+    async def ask(self, order: Message) -> Message:
+        self.post(order)
         return await self._answers.receive()
 
     def blocks(self, *names: str) -> tuple[StoredBlock, ...]:
@@ -167,6 +174,49 @@ def test_what_came_before_the_deadline_counts() -> None:
         assert (fetched.results, fetched.timed_out) == (("failed", "ok"), True)
 
     run(script, lambda: HalfFrozen(1))
+
+
+def test_the_timeout_of_a_fetch_runs_from_its_turn() -> None:
+    class OneByOne(SimulatedStore):
+        """A good store with one reader, which takes a second for a value."""
+
+        async def get(self, key: bytes, into: memoryview) -> bool:
+            async with reader:
+                await trio.sleep(1.0)
+                return await super().get(key, into)
+
+    reader = trio.Lock()
+
+    async def script(port: Port) -> None:
+        await port.ask(StoreSave(op_id=1, blocks=port.blocks("a"), deadline_s=deadline()))
+        (block,) = port.blocks("a")
+        orders = [
+            StoreFetch(op_id=10 + i, blocks=(block,), deadline_s=deadline(10.5), timeout_s=4.5)
+            for i in range(12)
+        ]
+        for order in orders:
+            port.post(order)
+        answers = [await port.answer() for _ in orders]
+        assert all(isinstance(answer, StoreFetched) for answer in answers)
+        came = [answer for answer in answers if answer.results == ("ok",)]
+        assert len(came) == 10, "all that fit into the deadline, though each timeout is 4.5 s"
+        assert all(answer.timed_out for answer in answers if answer.results != ("ok",))
+
+    run(script, lambda: OneByOne(1))
+
+
+def test_a_fetch_whose_turn_never_comes_took_no_time() -> None:
+    simulated = SimulatedStore(1)
+
+    async def script(port: Port) -> None:
+        simulated.freeze()
+        for op_id in range(5):
+            port.post(StoreFetch(op_id=op_id, blocks=port.blocks("a"), deadline_s=deadline(), timeout_s=9.0))
+        answers = {answer.op_id: answer for answer in [await port.answer() for _ in range(5)]}
+        assert all(answer.timed_out and answer.results == ("failed",) for answer in answers.values())
+        assert sorted(round(answer.seconds, 3) for answer in answers.values()) == [0.0, 1.0, 1.0, 1.0, 1.0]
+
+    run(script, lambda: simulated)
 
 
 class Broken:

@@ -25,6 +25,23 @@ def test_opens_after_failures_in_a_row_only() -> None:
     assert breaker.next_timer_s() == 4.0
 
 
+def test_light_and_heavy_calls_are_counted_apart() -> None:
+    breaker = CircuitBreaker(SETTINGS)
+    for _ in range(2):
+        breaker.failed(0.0, "light")
+        breaker.failed(0.0, "heavy")
+    breaker.succeeded("light")
+    breaker.failed(0.0, "light")
+    assert breaker.allows
+    breaker.failed(1.0, "heavy")
+    assert breaker.next_timer_s() == 2.0
+    assert breaker.start_probe(2.0)
+    breaker.probe_succeeded()
+    breaker.succeeded("light")
+    breaker.failed(3.0, "heavy")
+    assert breaker.next_timer_s() == 5.0, "a light success does not shorten the wait"
+
+
 def test_one_timeout_opens() -> None:
     breaker = CircuitBreaker(SETTINGS)
     breaker.timed_out(7.0)

@@ -25,9 +25,7 @@ def test_means_follow_the_newest_and_old_ones_are_forgotten() -> None:
     speed.loaded(1000, 1.0, now_s=1.0)
     for _ in range(20):
         speed.loaded(3000, 1.0, now_s=2.0)
-        speed.found(0.5)
     assert speed.bytes_per_s == pytest.approx(3000, rel=0.01)
-    assert speed.find_s == pytest.approx(0.5)
     assert speed.load_s(3000, now_s=2.0 + STALE_S + 1) is None
 
 

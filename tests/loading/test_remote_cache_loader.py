@@ -305,7 +305,11 @@ def test_the_deadline_uses_what_has_come() -> None:
         )
     )
     assert [len(piece.blocks) for piece in pieces if isinstance(piece, StoreFetch)] == [2, 2, 2, 2]
-    assert all(piece.deadline_s == b.now_s + 2 for piece in pieces if isinstance(piece, StoreFetch))
+    assert all(
+        (piece.deadline_s, piece.timeout_s) == (b.now_s + 4.95, 2)
+        for piece in pieces
+        if isinstance(piece, StoreFetch)
+    )
     b.tell(StoreFetched(op_id=pieces[0].op_id, results=("ok", "ok"), seconds=0.1))  # type: ignore[attr-defined]
     timer = b.core.next_timer_s()
     assert timer == 15.0
@@ -429,6 +433,132 @@ def test_nothing_is_written_back_where_it_is_switched_off_or_the_store_is_not_us
     b.tell(StoreFound(op_id=find.op_id, found=(), seconds=1.0, error="no", timed_out=True))
     assert b.tell(filled(1)) == []
     assert b.core.status().num_queued_blocks == 1
+
+
+def save(b: Bench, number: int) -> StoreSave:
+    (hold,) = b.tell(filled(number))
+    assert isinstance(hold, HoldBlocks)
+    (copy,) = b.tell(BlocksHeld(pool_epoch=1, hold_id=hold.hold_id, held=held((number, NO_BLOCK))))
+    assert isinstance(copy, CopyToStaging)
+    (order,) = b.tell(StagingCopied(pool_epoch=1, copy_id=copy.copy_id))
+    assert isinstance(order, StoreSave)
+    return order
+
+
+def test_saves_that_fail_switch_off_saving_and_never_reading() -> None:
+    b = Bench()
+    for number in range(3):
+        order = save(b, number)
+        b.tell(StoreSaved(op_id=order.op_id, results=("failed",), seconds=0.1, error="disk full"))
+    assert [event.text for event in b.core.take_events()] == [
+        "nothing is saved in the remote cache for 1 s: disk full"
+    ]
+    assert b.tell(filled(3, 4)) == []
+    status = b.core.status()
+    assert (status.store_ok, status.num_queued_blocks, status.num_unsaved_blocks) == (True, 0, 5)
+    assert status.num_breaker_openings == 1
+    assert isinstance(b.probe(), StoreFind)
+
+    b.tell(after_s=1.0)
+    order = save(b, 5)  # on probation: one failure is enough, and the wait is doubled
+    b.tell(StoreSaved(op_id=order.op_id, results=("failed",), seconds=0.1, error="disk full"))
+    assert b.tell(filled(6), after_s=1.9) == []
+    b.tell(after_s=0.1)
+    order = save(b, 6)
+    b.tell(StoreSaved(op_id=order.op_id, results=("ok",), seconds=0.1))
+    order = save(b, 7)
+    b.tell(StoreSaved(op_id=order.op_id, results=("failed",), seconds=0.1, error="disk full"))
+    save(b, 8)
+
+
+def test_a_save_that_is_late_switches_off_saving_alone() -> None:
+    b = Bench()
+    order = save(b, 1)
+    b.tell(StoreSaved(op_id=order.op_id, results=("failed",), seconds=10.0, error="late", timed_out=True))
+    assert b.tell(filled(2)) == []
+    assert b.core.status().store_ok
+
+
+def end_load(b: Bench) -> None:
+    b.tell(RemoteLoadingConfirmed(pool_epoch=1, request_id=7, cached_blocks=0, num_remote_blocks=0))
+
+
+def test_finds_that_succeed_do_not_excuse_fetches_that_fail() -> None:
+    b = Bench()
+    for number in range(1, 4):
+        fetch = b.reserve()
+        b.tell(StoreFetched(op_id=fetch.op_id, results=("failed",) * 10, seconds=0.1, error="I/O error"))
+        end_load(b)
+        assert b.core.status().store_ok == (number < 3)
+
+
+def test_the_wait_grows_while_fetches_hang_though_finds_are_answered() -> None:
+    b = Bench()
+    waits = []
+    for _ in range(4):
+        fetch = b.reserve()
+        late = StoreFetched(
+            op_id=fetch.op_id, results=("failed",) * 10, seconds=2.0, error="late", timed_out=True
+        )
+        b.tell(late, after_s=2.0)
+        end_load(b)
+        timer = b.core.next_timer_s()
+        assert timer is not None
+        waits.append(round(timer - b.now_s, 3))
+        (probe,) = b.tell(after_s=timer - b.now_s)
+        assert isinstance(probe, StoreFind)
+        b.tell(StoreFound(op_id=probe.op_id, found=(False,), seconds=0.01))
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_fetch_is_judged_by_the_time_it_had() -> None:
+    b = Bench()
+    for _ in range(5):  # its turn never came
+        fetch = b.reserve()
+        b.tell(
+            StoreFetched(op_id=fetch.op_id, results=("failed",) * 10, seconds=0.0, error="q", timed_out=True)
+        )
+        end_load(b)
+    assert b.core.status().store_ok
+    fetch = b.reserve()  # its turn came late: no more than a failure
+    b.tell(StoreFetched(op_id=fetch.op_id, results=("failed",) * 10, seconds=1.0, error="q", timed_out=True))
+    end_load(b)
+    assert b.core.status().store_ok
+
+
+def test_once_the_store_is_given_up_no_load_waits_for_its_orders() -> None:
+    b = Bench(blocks_per_fetch=8)
+    find = b.probe()
+    b.tell(StoreFound(op_id=find.op_id, found=(True,) * len(find.keys), seconds=0.01))
+    first, second = b.tell(
+        RemoteBlocksAllocated(
+            pool_epoch=1, request_id=7, fa_block_ids=tuple(range(20, 27)), swa_block_ids=(40, 41, 42, 43)
+        )
+    )
+    assert isinstance(first, StoreFetch)
+    assert isinstance(second, StoreFetch)
+    late = StoreFetched(op_id=first.op_id, results=("failed",) * 8, seconds=2.0, error="late", timed_out=True)
+    assert b.tell(late, after_s=2.0) == [confirm(5, (-1, -1, -1, -1), 7)]
+    slots = {block.slot for block in second.blocks}
+    assert not slots & set(b.core.state.free_load_slots), "the store may still write into them"
+    assert b.tell(StoreFetched(op_id=second.op_id, results=("ok",) * 3, seconds=0.1)) == []
+    end_load(b)
+    assert b.core.status().num_loads == (("store_failed", 1),)
+
+
+def test_values_that_cannot_be_read_are_written_anew() -> None:
+    b = Bench()
+    fetch = b.reserve()
+    assert KEYS[5] + b"f" in b.core.state.known_keys
+    results = ("failed",) + ("ok",) * 9
+    b.tell(StoreFetched(op_id=fetch.op_id, results=results, seconds=0.1, error="a value of format 9"))  # type: ignore[arg-type]
+    assert KEYS[5] + b"f" not in b.core.state.known_keys
+    assert KEYS[6] + b"f" in b.core.state.known_keys
+
+    b = Bench()  # out of reach: nothing was read
+    fetch = b.reserve()
+    b.tell(StoreFetched(op_id=fetch.op_id, results=("failed",) * 10, seconds=2.0, error="", timed_out=True))
+    assert KEYS[5] + b"f" in b.core.state.known_keys
 
 
 def test_settings_that_cannot_work() -> None:
