@@ -45,7 +45,7 @@ def _fingerprint(path: Path, kind: bytes, select: Callable[[Raw], Iterable[Raw]]
     for tensor, raw in checkpoint.stored_tensors():
         digest.update(f"\n{tensor.name}\n{list(tensor.shape)}\n{tensor.type_name}\n".encode())
         for piece in select(raw):
-            digest.update(memoryview(piece))
+            digest.update(piece.data)
     return digest.hexdigest()
 
 
