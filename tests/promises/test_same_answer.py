@@ -127,7 +127,7 @@ def gemma3() -> Case:
         load_model(path, max_positions=1024),
         asked,
         900,
-        "4000KiB",
+        "3800KiB",
         2.0,
         thin="60MiB",
         num_thinnings=2,
