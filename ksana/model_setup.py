@@ -22,7 +22,7 @@ from ksana.errors import ConfigError
 from ksana.host_memory import available_memory_bytes
 from ksana.loading.settings import LoaderSettings
 from ksana.messages.status import ModelInfo
-from ksana.models.load import fingerprint, read_spec
+from ksana.models.load import fingerprint, full_fingerprint, read_spec
 from ksana.models.sources import resolve_model
 from ksana.models.spec import ModelSpec
 from ksana.scheduling.settings import SchedulerSettings
@@ -45,6 +45,8 @@ class ModelFiles:
     fingerprint: str
     spec: ModelSpec
     tokenizer: Tokenizer
+    full_fingerprint: str | None = None
+    """Over every byte of the weights; there when KV is shared through a remote cache."""
 
 
 def find_model(settings: Settings, report: Report) -> ModelFiles:
@@ -58,6 +60,7 @@ def find_model(settings: Settings, report: Report) -> ModelFiles:
         fingerprint=fingerprint(path),
         spec=read_spec(path),
         tokenizer=load_tokenizer(path, read_chat_template(settings.chat_template)),
+        full_fingerprint=None if settings.remote_cache is None else full_fingerprint(path),
     )
 
 
@@ -106,7 +109,7 @@ class ModelSetup:
         spec = self.files.spec
         parts = {
             "format": KV_FORMAT,
-            "model": self.files.fingerprint,
+            "model": self.files.full_fingerprint or self.files.fingerprint,
             "dtype": "float32",
             "block_size": self.pools.block_size,
             "layers": spec.layer_kinds,

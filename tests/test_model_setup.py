@@ -4,7 +4,7 @@ import pytest
 
 from ksana.config import Settings
 from ksana.errors import ConfigError
-from ksana.model_setup import decide_kv_bytes, model_name, set_up
+from ksana.model_setup import decide_kv_bytes, find_model, model_name, set_up
 
 from .engines import model_files
 from .models_for_tests import tiny_gemma3_dir, tiny_llama_dir
@@ -78,3 +78,19 @@ def test_lengths(tmp_path: Path) -> None:
         set_up(Settings(model="x", kv_cache_memory="lots"), files)
     with pytest.raises(ConfigError, match="largest --max-model-len that fits"):
         set_up(Settings(model="x", kv_cache_memory="1MiB", max_num_batched_tokens=64), files)
+
+
+def test_kv_is_shared_only_between_models_with_every_byte_equal(tmp_path: Path) -> None:
+    directory = tiny_llama_dir(tmp_path)
+    settings = Settings(model=str(directory), remote_cache="file:///nowhere", kv_cache_memory="4MiB")
+
+    def identity() -> bytes:
+        return set_up(settings, find_model(settings, lambda _text: None)).kv_identity()
+
+    before = identity()
+    assert identity() == before
+    weights = directory / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[len(raw) // 2 + 1] ^= 1
+    weights.write_bytes(raw)
+    assert identity() != before
