@@ -137,6 +137,8 @@ class BlockAllocator:
     def check(self) -> None:
         """Everything that holds inside this actor, O(pool)."""
         self.fa.check()
+        if not self.is_batch_open and (self.fa.evicted or self.fa.filled or self.fa.filled_if_fixed):
+            raise InvariantViolated(f"nobody was told: {self.fa.evicted} evicted, {self.fa.filled} filled")
 
     def check_touched(self) -> None:
         """After a message: pool sums, and the requests that the last PlanBlocks named, O(their blocks)."""

@@ -61,7 +61,7 @@ class FaCache:
     """Requests and FA blocks.
 
     Invariants: every block in a table is referenced; `num_set_aside` is the sum over requests and loads; each
-    load and each hold is a holder of its blocks, and of nothing else.
+    load is a holder of its blocks, and all holds together are one of what they name and what is before it.
     Cost: about 1 µs per matched block, O(log n) per evicted one; a decode that needs no block is O(1).
     """
 
@@ -74,13 +74,18 @@ class FaCache:
         self.loads: dict[RequestId, LoadingRequest] = {}
         """See `remote_loading`. No request is in both."""
         self.holds: dict[int, list[int]] = {}
-        """By hold id: blocks that are written back, and all that stand before them. See `held_blocks`."""
+        """By hold id: the blocks that are written back. See `held_blocks`."""
+        self.hold_counts: dict[int, int] = {}
+        """By block id: holds that name it, and nodes right below it that are in here too. The pool counts one
+        holder for each block in here."""
         self.num_set_aside = 0
         """Blocks that admission promised to requests, loading ones included, and that they have not taken."""
-        self.filled: list[FilledBlock] = []
-        """Joined the tree by being computed since the last `take_filled`; only with `write_back`."""
+        self.filled: dict[int, FilledBlock] = {}
+        """By block id, in order: computed since the last `take_filled`; only with `write_back`."""
+        self.filled_if_fixed: set[int] = set()
+        """Those of `filled` that stood in the tree before: of worth only if their SWA block is new."""
         self.evicted: list[FaBlock] = []
-        """Since the last `take_evicted`."""
+        """Since the last `take_evicted`; only with sliding layers, which alone ask."""
 
     def step_done(self, step_id: StepId) -> None:
         """Every step up to this one is done: what only they named becomes idle."""
@@ -108,16 +113,19 @@ class FaCache:
         edits: list[BlockTableEdit] = []
         if self.config.enable_prefix_caching:
             for index in full:
-                if index >= request.num_cached_blocks:
-                    edit = self.append_filled_cached_block(request, index)
-                    if edit is not None:
-                        edits.append(edit)
+                if index < request.num_cached_blocks:
+                    self._offer_if_fixed(request, index)
+                    continue
+                edit = self.append_filled_cached_block(request, index)
+                if edit is not None:
+                    edits.append(edit)
         return request, full, edits
 
     def append_filled_cached_block(self, request: CachedRequest, index: int) -> BlockTableEdit | None:
         """A full block whose step is done joins the tree, or is given up for an equal one there (a merge).
 
-        The request goes over to the equal block; its own is freed when no step in flight names it.
+        The request goes over to the equal block; its own is freed when no step in flight names it. It is not
+        offered to the store: the equal one was, or comes from there and may be on its way to the device.
         """
         size = self.config.block_size * TOKEN_BYTES
         own = request.fa_block_ids[index]
@@ -135,6 +143,20 @@ class FaCache:
         self.pool.release((own,), request.last_step_id)
         return BlockTableEdit(index=index, block_id=equal)
 
+    def _offer_if_fixed(self, request: CachedRequest, index: int) -> None:
+        """A matched block was computed again, for its SWA block: the store may lack that one, or have it
+        damaged. Whether the pool had it, the SWA cache manager will say (see `drop_unfixed`)."""
+        block_id = request.fa_block_ids[index]
+        if self.config.write_back and self.config.has_swa and block_id not in self.filled:
+            self._offer(request, index)
+            self.filled_if_fixed.add(block_id)
+
+    def drop_unfixed(self, fixed: Iterable[int]) -> None:
+        """The SWA cache manager has said for which FA blocks a computed SWA block is new."""
+        for block_id in self.filled_if_fixed.difference(fixed):
+            del self.filled[block_id]
+        self.filled_if_fixed.clear()
+
     def _offer(self, request: CachedRequest, index: int) -> None:
         """Remember a block for the remote store. Chain keys go on from the last one that was needed."""
         if request.num_chained < 0:
@@ -146,7 +168,7 @@ class FaCache:
             request.chain_key = block_key(request.chain_key, tokens)
         request.num_chained = index + 1
         block = self.fa_block(request.fa_block_ids[index])
-        self.filled.append(FilledBlock(block=block, chain_key=request.chain_key, index=index))
+        self.filled[block.fa_block_id] = FilledBlock(block=block, chain_key=request.chain_key, index=index)
 
     def release_request(self, request_id: RequestId) -> CachedRequest:
         """The request ended, was preempted, or gives up what a load has brought: its full blocks stay as
@@ -202,7 +224,8 @@ class FaCache:
         """Match a new request's tokens, pin what is found and take blocks for the tokens behind it.
 
         `num_tokens` assumes that the request starts where the FA hit ends; if its sliding layers start
-        earlier, its tokens in this step end no later than that. A refusal changes nothing.
+        earlier, its tokens in this step end no later than that. A refusal here changes nothing; one by the
+        sliding layers later gives back what was taken (`undo`), but what was evicted for it stays evicted.
         """
         num_total_tokens = len(new.token_ids)
         if demand.request_id in self.requests or demand.num_tokens < 1 or num_total_tokens < 1:
@@ -266,7 +289,9 @@ class FaCache:
         """Evict until so many blocks are free. The caller has made sure that there are enough."""
         shortage = num_blocks - self.pool.num_free
         if shortage > 0:
-            self.evicted.extend(self.fa_blocks(self.tree.evict(shortage)))
+            evicted = self.tree.evict(shortage)
+            if self.config.has_swa:
+                self.evicted.extend(self.fa_blocks(evicted))
             self.totals.num_fa_evictions += shortage
 
     def _grow(self, request: CachedRequest, num_blocks: int) -> None:
@@ -292,7 +317,8 @@ class FaCache:
         self._shrink(request, max(num_needed, taken.num_before))
 
     def undo(self, taken: Taken) -> None:
-        """The demand is refused for lack of SWA blocks: give back what was taken, pins included."""
+        """The sliding layers refuse the demand: give back what was taken, pins included. FA blocks that were
+        evicted for it do not come back: they are free."""
         request = taken.request
         if not taken.is_new or request.is_confirmed:
             self._shrink(request, taken.num_before)
@@ -319,7 +345,7 @@ class FaCache:
 
     def take_filled(self) -> tuple[FilledBlock, ...]:
         """The blocks to be written back since the last call."""
-        filled = tuple(self.filled)
+        filled = tuple(self.filled.values())
         self.filled.clear()
         return filled
 

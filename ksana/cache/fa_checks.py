@@ -47,20 +47,27 @@ def check_all(fa: FaCache) -> None:
         _check_path(fa, load, load.pinned)
         if any(block_id in fa.tree or fa.pool.owner_count(block_id) for block_id in load.reserved):
             raise InvariantViolated(f"others see a block that is reserved for a load: {load}")
-    for block_ids in fa.holds.values():
-        if not all(block_id in fa.tree for block_id in block_ids):
-            raise InvariantViolated(f"a block that is written back left the tree: {block_ids}")
+    _check_holds(fa)
 
 
 def _check_counts(fa: FaCache) -> None:
     owners = Counter(b for request in fa.requests.values() for b in request.fa_block_ids)
     holders = Counter(b for load in fa.loads.values() for b in (*load.pinned, *load.reserved))
-    holders.update(b for block_ids in fa.holds.values() for b in block_ids)
+    holders.update(fa.hold_counts.keys())
     for block_id in range(fa.pool.num_blocks):
         if fa.pool.owner_count(block_id) != owners[block_id]:
             raise InvariantViolated(f"block {block_id} has {owners[block_id]} owners by the tables")
         if fa.pool.holder_count(block_id) != holders[block_id]:
             raise InvariantViolated(f"block {block_id} has {holders[block_id]} holders by loads and holds")
+
+
+def _check_holds(fa: FaCache) -> None:
+    counts = Counter(block_id for block_ids in fa.holds.values() for block_id in block_ids)
+    if not all(block_id in fa.tree for block_id in (*counts, *fa.hold_counts)):
+        raise InvariantViolated(f"a block that is written back left the tree: {fa.holds}")
+    counts.update(parent for b in fa.hold_counts if isinstance(parent := fa.tree.parent(b), int))
+    if counts != fa.hold_counts:
+        raise InvariantViolated(f"held by {fa.holds}: {dict(counts)}, not {fa.hold_counts}")
 
 
 def _check_path(fa: FaCache, request: CachedRequest | LoadingRequest, path: list[int]) -> None:

@@ -146,8 +146,9 @@ class SWACacheManager:
         self._touched = [u.request_id for u in batch.updates] + [d.request_id for d in batch.demands]
         self.cache.step_done(batch.done_step_id)
         edits: dict[RequestId, dict[int, int]] = {}
+        fixed: list[int] = []
         for update in batch.updates:
-            self._update(update, edits.setdefault(update.request_id, {}))
+            fixed += self._update(update, edits.setdefault(update.request_id, {}))
         for release in batch.releases:
             self._release(release)
             edits.pop(release.request_id, None)
@@ -166,11 +167,16 @@ class SWACacheManager:
             ),
             swa_use=self.cache.pool.use(),
             num_evictions=self.cache.num_evictions,
+            fixed=tuple(fixed) if self.config.write_back else (),
         )
 
-    def _update(self, update: SwaUpdate, changes: dict[int, int]) -> None:
-        """Filled blocks become fixed, then blocks outside the window lose the request's reference."""
+    def _update(self, update: SwaUpdate, changes: dict[int, int]) -> list[int]:
+        """Filled blocks become fixed, then blocks outside the window lose the request's reference.
+
+        Returns the FA blocks that had no SWA block before.
+        """
         request = self._running(update.request_id)
+        fixed: list[int] = []
         for filled in update.filled:
             offset = filled.index - request.first_index
             own = request.entries[offset]
@@ -178,6 +184,8 @@ class SWACacheManager:
             if entry is not own:
                 request.entries[offset] = entry
                 changes[filled.index] = entry.swa_block_id
+            else:
+                fixed.append(entry.fa_block_id)
         num_left = update.first_index - request.first_index
         if not 0 <= num_left <= len(request.entries):
             raise InvariantViolated(f"{update} does not fit {request.first_index} to {request.end_index}")
@@ -189,6 +197,7 @@ class SWACacheManager:
             changes.update((index, NO_BLOCK) for index in range(request.first_index, update.first_index))
             request.first_index = update.first_index
             self.num_set_aside += request.num_set_aside
+        return fixed
 
     def _release(self, release: SwaRelease) -> None:
         request = self._running(release.request_id)

@@ -171,7 +171,8 @@ class RemoteCallRefused(Message):
 
 
 class FilledBlock(Value):
-    """A block that has just joined the tree by being computed (not by being loaded)."""
+    """A block that was just computed (not loaded) and is new to the pools: it has joined the tree, or stood
+    there before and had no SWA block."""
 
     block: FaBlock
     chain_key: bytes

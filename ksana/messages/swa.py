@@ -123,3 +123,5 @@ class SwaBatchDone(Message):
     swa_use: PoolUse
     num_evictions: int
     """Total since start: SWA blocks evicted for their low value."""
+    fixed: tuple[int, ...] = ()
+    """FA blocks whose SWA block is new: computed, and equal to none that was there. Only with write-back."""

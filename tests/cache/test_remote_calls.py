@@ -450,3 +450,50 @@ def test_holds_overlap() -> None:
         loads.call(ReleaseHeldBlocks(pool_epoch=1, hold_id=1))
     with pytest.raises(InvariantViolated, match="hold 0 is there"):
         loads.call(HoldBlocks(pool_epoch=1, hold_id=0, blocks=()))
+
+
+def test_evictions_are_not_remembered_where_nobody_asks_for_them() -> None:
+    loads = Loads(8)
+    for request_id in range(5):
+        loads.run(request_id, tuple(range(100 * request_id, 100 * request_id + 24)))
+    assert loads.allocator.totals.num_fa_evictions > 0
+    assert loads.allocator.fa.evicted == []
+
+
+def test_holds_of_a_long_chain_cost_what_they_name() -> None:
+    """Two batches in flight, as the loader has them: no ancestor is walked to again."""
+    loads = Loads(210, write_back=True)
+    loads.run(1, tuple(range(800)))
+    blocks = [filled.block for filled in loads.filled[0].blocks]
+    tree, walked = loads.allocator.fa.tree, 0
+    parent = tree.parent
+
+    def counted(block_id: int) -> int | str:
+        nonlocal walked
+        walked += 1
+        return parent(block_id)
+
+    tree.parent = counted  # type: ignore[method-assign]
+    for number, first in enumerate(range(0, 200, 8)):
+        call = HoldBlocks(pool_epoch=1, hold_id=number, blocks=tuple(blocks[first : first + 8]))
+        loads.allocator.handle(0.0, [call])
+        if number:
+            loads.allocator.handle(0.0, [ReleaseHeldBlocks(pool_epoch=1, hold_id=number - 1)])
+            assert loads.num_held() == min(200, first + 8)
+    assert walked <= 200
+    loads.call(ReleaseHeldBlocks(pool_epoch=1, hold_id=24))
+    assert loads.num_held() == 0
+
+
+def test_holds_that_fork_end_in_any_order() -> None:
+    loads = Loads(20, write_back=True)
+    loads.run(1, PROMPT[:17])
+    loads.run(2, (*PROMPT[:8], *range(9)))
+    [first, second] = [[filled.block for filled in told.blocks] for told in loads.filled]
+    for hold_id, block in enumerate((first[3], first[1], second[1], second[1])):
+        loads.call(HoldBlocks(pool_epoch=1, hold_id=hold_id, blocks=(block,)))
+    num_held = []
+    for hold_id in (0, 2, 1, 3):
+        loads.call(ReleaseHeldBlocks(pool_epoch=1, hold_id=hold_id))
+        num_held.append(loads.num_held())
+    assert num_held == [4, 4, 4, 0]

@@ -11,6 +11,7 @@ from ksana.messages.base import Message
 from ksana.messages.blocks import BlocksPlanned, PlanBlocks, ResetPools
 from ksana.messages.remote import (
     AllocateBlocksForRemoteCache,
+    BlocksFilled,
     BlocksHeld,
     ConfirmRemoteCacheLoadingResult,
     DropRemoteCacheLoading,
@@ -401,3 +402,28 @@ def test_offers_come_with_the_answer_of_the_batch() -> None:
     assert isinstance(told[0], BlocksPlanned)
     answer = loads.call(HoldBlocks(pool_epoch=1, hold_id=1, blocks=tuple(b.block for b in told[1].blocks)))
     assert [held.swa_block_id >= 0 for held in answer.held] == [True, True]
+
+
+def offered(loads: Loads, request_id: int, tokens: tuple[int, ...]) -> list[int]:
+    """Compute the tokens; the indices of the blocks that are then offered to the store."""
+    loads.plan(new(request_id, tokens))
+    told = loads.deliver(loads.ask(updates=(done(request_id, len(tokens)),)))
+    return [b.index for message in told if isinstance(message, BlocksFilled) for b in message.blocks]
+
+
+def test_a_block_of_the_tree_is_offered_again_when_its_swa_block_is_computed_anew() -> None:
+    """The store may have lost it, or have it damaged: it can be written there once more."""
+    loads = Loads(num_swa=20, write_back=True)
+    assert offered(loads, 1, PROMPT[:90]) == [0, 1, 2, 3, 4]
+    loads.plan(releases=(1,))
+    loads.thin(PROMPT[:80], 1, 3, 4)
+    assert offered(loads, 2, PROMPT[:90]) == [1, 3, 4], "it starts at 1, and 2 still has one"
+
+
+def test_a_block_computed_twice_at_once_is_offered_once() -> None:
+    loads = Loads(num_swa=20, write_back=True)
+    loads.plan(new(1, PROMPT[:40]), new(2, PROMPT[:41]))
+    told = loads.deliver(loads.ask(updates=(done(1, 40),)))
+    assert isinstance(told[1], BlocksFilled)
+    assert [block.index for block in told[1].blocks] == [0, 1]
+    assert len(loads.deliver(loads.ask(updates=(done(2, 41),)))) == 1
