@@ -1,9 +1,15 @@
 """The block allocator's shell.
 
-Receives  `PlanBlocks` and `ResetPools` from the scheduler; answers of the SWA cache manager; the calls of
-          `ksana.messages.remote` from the remote-cache loader.
-Sends     `BlocksPlanned` to the scheduler; one batch per step, and what the calls need, to the SWA cache
-          manager; answers and `BlocksFilled` to the remote-cache loader.
+Receives  `PlanBlocks` and `ResetPools` from the scheduler; from the SWA cache manager `SwaBatchDone`, and
+          `SwaProbed`, `SwaReserved`, `SwaCallRefused`, `SwaConfirmed`, `SwaHeld` (`messages.swa_remote`);
+          from the remote-cache loader (`messages.remote`)
+          `GetRequestPrefixBlockNumberBeforeRemoteCacheLoading`, `AllocateBlocksForRemoteCache`,
+          `ConfirmRemoteCacheLoadingResult`, `DropRemoteCacheLoading`, `HoldBlocks`, `ReleaseHeldBlocks`.
+Sends     `BlocksPlanned` to the scheduler; to the SWA cache manager `SwaBatch`, one per step at most,
+          `ResetPools`, and `SwaProbe`, `SwaReserve`, `SwaConfirm`, `SwaDrop`, `SwaReleaseConfirmed`,
+          `SwaForget`, `SwaHold`, `SwaReleaseHeld`; to the loader `PrefixBlockNumber`,
+          `RemoteBlocksAllocated`, `RemoteLoadingConfirmed`, `RemoteCallRefused`, `BlocksHeld` as answers,
+          and `BlocksFilled`.
 Owns      the FA pool, the prefix tree, the block tables of all requests, loading ones included.
 Never     knows text, sampling or time; touches KV bytes; waits for anybody but the SWA cache manager.
 If it fails  the generation ends: see `ksana.runtime.supervisor`.

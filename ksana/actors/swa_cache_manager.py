@@ -1,8 +1,11 @@
 """The SWA cache manager's shell.
 
-Receives  one batch per step, and resets, from the block allocator.
-Sends     one answer per batch to the block allocator.
-Owns      the pool of sliding-window blocks and the SWA entries.
+Receives  from the block allocator: `SwaBatch`, one per step, and `ResetPools`; for remote loading and writing
+          back, one at a time between batches: `SwaProbe`, `SwaReserve`, `SwaConfirm`, `SwaDrop`,
+          `SwaReleaseConfirmed`, `SwaForget`, `SwaHold`, `SwaReleaseHeld` (`ksana.messages.swa_remote`).
+Sends     to the block allocator: one `SwaBatchDone` per batch; `SwaProbed` or `SwaCallRefused` to a probe,
+          `SwaReserved` or `SwaCallRefused` to a reserve, `SwaConfirmed` to a confirm, `SwaHeld` to a hold.
+Owns      the pool of sliding-window blocks, the SWA entries and tables, loads and holds of SWA blocks.
 Never     talks to anybody else; knows tokens or text; keeps a batch open.
 If it fails  the generation ends: see `ksana.runtime.supervisor`.
 """

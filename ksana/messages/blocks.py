@@ -117,7 +117,10 @@ class BlocksGranted(Value):
 class BlocksRefused(Value):
     """`no_room`: not now; `budget`: no token budget left; `behind`: behind a refused demand;
     `never`: more blocks than the pool has, even when empty; `loading`: a remote load owns the request. An
-    UpdateRequestTokens for such a request is refused too; neither stands in the way of demands behind it."""
+    UpdateRequestTokens for such a request is refused too; neither stands in the way of demands behind it.
+
+    The request is as it was. If only the sliding layers refused, cached FA blocks that were evicted for it
+    stay evicted: they are free."""
 
     request_id: RequestId
     reason: Literal["no_room", "budget", "behind", "never", "loading"]
