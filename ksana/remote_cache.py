@@ -80,7 +80,7 @@ def open_remote_store(settings: Settings) -> Store | None:
     return open_store(settings.remote_cache, max_bytes=settings.remote_cache_max_bytes)
 
 
-_STATES = frozenset({"num_loading", "num_queued_blocks", "store_ok"})
+_STATES = frozenset({"num_loading", "num_queued_blocks", "store_ok", "saves_ok"})
 """Fields of the status that say how things are, not how often something was."""
 
 

@@ -124,6 +124,8 @@ def work_line(before: EngineStatus, now: EngineStatus) -> str | None:
             parts.append(f"{num_remote} tokens from the remote cache")
         if not now.remote.store_ok:
             parts.append("remote cache down")
+        elif not now.remote.saves_ok:
+            parts.append("remote cache takes no blocks")
     return ", ".join(parts)
 
 

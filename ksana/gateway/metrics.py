@@ -139,8 +139,8 @@ def _gauges(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
         yield "num_requests_loading", "Waiting requests whose prefixes are being loaded", status.num_loading
         yield (
             "remote_cache_up",
-            "1 while the remote cache is used; 0 while its breaker is open and it is only probed",
-            float(status.remote.store_ok),
+            "1 while the remote cache is used; 0 while its breaker for reading or for saving is open",
+            float(status.remote.store_ok and status.remote.saves_ok),
         )
         yield (
             "remote_cache_queued_blocks",

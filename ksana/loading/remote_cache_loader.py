@@ -98,6 +98,7 @@ class RemoteCacheLoader:
             num_late_answers=counters.num_late_answers,
             num_breaker_openings=state.breaker.num_openings + state.save_breaker.num_openings,
             store_ok=self._orders.allowed,
+            saves_ok=self._orders.takes_saves,
         )
 
     def check(self) -> None:

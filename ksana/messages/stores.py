@@ -118,4 +118,6 @@ class RemoteCacheStatus(Value):
     """Answers to what nobody waited for any more."""
     num_breaker_openings: int = 0
     store_ok: bool = True
-    """Whether the store is used at the moment; if not, it is probed."""
+    """Whether the store is read at the moment; if not, it is probed."""
+    saves_ok: bool = True
+    """Whether blocks are saved at the moment; a store that is full or read-only is still read."""

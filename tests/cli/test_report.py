@@ -153,8 +153,10 @@ def test_the_line_says_what_the_remote_cache_gave_and_that_it_is_down() -> None:
     now = after_10_s(
         counters=counters,
         cache=CacheCounters(num_remote_hit_tokens=96),
-        remote=RemoteCacheStatus(store_ok=False),
+        remote=RemoteCacheStatus(store_ok=False, saves_ok=False),
     )
     line = work_line(IDLE, now)
     assert line is not None
     assert line.endswith("96 tokens from the remote cache, remote cache down")
+    full = after_10_s(counters=counters, remote=RemoteCacheStatus(saves_ok=False))
+    assert str(work_line(IDLE, full)).endswith("remote cache takes no blocks")

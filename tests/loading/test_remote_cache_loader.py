@@ -455,7 +455,8 @@ def test_saves_that_fail_switch_off_saving_and_never_reading() -> None:
     ]
     assert b.tell(filled(3, 4)) == []
     status = b.core.status()
-    assert (status.store_ok, status.num_queued_blocks, status.num_unsaved_blocks) == (True, 0, 5)
+    assert (status.store_ok, status.saves_ok) == (True, False)
+    assert (status.num_queued_blocks, status.num_unsaved_blocks) == (0, 5)
     assert status.num_breaker_openings == 1
     assert isinstance(b.probe(), StoreFind)
 
