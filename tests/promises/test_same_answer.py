@@ -213,7 +213,7 @@ async def test_after_preemption(case: Case, caching: bool) -> None:
         status = await settled(engine)
     check_same(asked, answers, [case.alone[number] for number in short])
     assert not recording.differing
-    assert status.counters.num_preemptions > 1
+    assert status.counters.num_preemptions > 0
     assert is_balanced(status.swa_use)
 
 
