@@ -15,7 +15,7 @@ import trio
 from ksana.config import Settings
 from ksana.costs.step_cost import LinearStepCost
 from ksana.devices.simulated import SimulatedBackend
-from ksana.devices.simulated_worker import SimulatedWorker, TokenSource, hashed_tokens
+from ksana.devices.simulated_worker import TokenSource, hashed_tokens
 from ksana.engine import Engine
 from ksana.errors import InvariantViolated
 from ksana.messages.outputs import Ended, Finished, TextDelta
@@ -24,6 +24,7 @@ from ksana.model_setup import ModelFiles, ModelSetup
 from ksana.runtime.actor import Tap
 from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
+from simulations.device import simulated_device
 from simulations.toy_model import toy_model
 from simulations.traces import Conversation, TraceRequest
 
@@ -78,17 +79,8 @@ class Replay:
         self.ttfts_s: list[float] = []
 
     def _backend(self, setup: ModelSetup) -> SimulatedBackend:
-        config = setup.cache_config()
-        return SimulatedBackend(
-            lambda: SimulatedWorker(
-                self.tokens,
-                block_size=config.block_size,
-                num_fa_blocks=config.num_fa_blocks,
-                num_swa_blocks=config.num_swa_blocks,
-                sliding_window=config.sliding_window,
-            ),
-            cost=LinearStepCost(fixed_s=0.005, per_token_s=2e-5, per_attended_token_s=1e-8),
-        )
+        cost = LinearStepCost(fixed_s=0.005, per_token_s=2e-5, per_attended_token_s=1e-8)
+        return simulated_device(setup, self.tokens, cost)
 
     async def ask(self, token_ids: tuple[int, ...], max_tokens: int) -> list[int]:
         """The answer's ids."""

@@ -12,7 +12,7 @@ import trio
 from ksana.config import Settings
 from ksana.costs.step_cost import LinearStepCost
 from ksana.devices.simulated import SimulatedBackend
-from ksana.devices.simulated_worker import KnownRequest, SimulatedWorker, TokenSource, hashed_tokens
+from ksana.devices.simulated_worker import KnownRequest, TokenSource, hashed_tokens
 from ksana.engine import Engine
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
@@ -27,6 +27,7 @@ from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from ksana.stores.simulated import Faults, SimulatedStore
 from simulations.clients import Ask, Doors, Tally, make_ask, open_loop, run_client
+from simulations.device import simulated_device
 from simulations.message_log import MessageLog
 from simulations.toy_model import toy_model
 
@@ -128,19 +129,8 @@ class _Smoke:
         return self._report(status)
 
     def _backend(self, setup: ModelSetup) -> SimulatedBackend:
-        config = setup.cache_config()
-        return SimulatedBackend(
-            lambda: SimulatedWorker(
-                self.tokens,
-                block_size=config.block_size,
-                num_fa_blocks=config.num_fa_blocks,
-                num_swa_blocks=config.num_swa_blocks,
-                sliding_window=config.sliding_window,
-                staging=setup.staging,
-            ),
-            cost=LinearStepCost(fixed_s=0.01, per_token_s=2e-4, per_attended_token_s=1e-6),
-            fault=self._fault,
-        )
+        cost = LinearStepCost(fixed_s=0.01, per_token_s=2e-4, per_attended_token_s=1e-6)
+        return simulated_device(setup, self.tokens, cost, self._fault)
 
     def _tap(self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
         """Logs, and has clients leave in the middle of a load."""
