@@ -1,11 +1,11 @@
-"""The one place where everything is wired: opens mailboxes, starts actors, stops them again.
+"""Puts an engine together: finds the model, starts worker and actors, stops them again.
 
     async with Engine(Settings(model="smollm2-135m")) as engine:
         async for event in engine.generate(TextPrompt(text="Hello"), SamplingParams(seed=1)):
             ...
 
-Nobody looks anyone up: each actor is handed where to send. With another backend, tokenizer and clock the
-same wiring is the simulator.
+Nobody looks anyone up: each actor is handed where to send (`ksana.wiring`). With another backend and
+clock the same engine is a simulation.
 """
 
 from __future__ import annotations
@@ -19,22 +19,15 @@ from typing import Self
 
 import trio
 
-from ksana.actors.block_allocator import run_block_allocator
 from ksana.actors.device_executor import DeviceExecutor
-from ksana.actors.scheduler import run_scheduler
-from ksana.actors.swa_cache_manager import run_swa_cache_manager
 from ksana.actors.tokenizer import encode_prompt, run_tokenizer
-from ksana.cache.block_allocator import BlockAllocator
-from ksana.cache.swa_manager import SWACacheManager
 from ksana.client import InProcessClient, SlotStream
 from ksana.config import Settings
 from ksana.devices.backend import Backend
 from ksana.devices.process import ProcessBackend, Progress
 from ksana.devices.staging import StagingMemory
-from ksana.engine_checks import CheckedCore, check_when_idle
 from ksana.engine_status import EngineCounters, engine_status
 from ksana.errors import RequestError, ServiceError
-from ksana.messages.base import Message
 from ksana.messages.outputs import Aborted, Ended, Failed, Outcome, Usage
 from ksana.messages.requests import Drain, Prompt, SamplingParams
 from ksana.messages.status import EngineStatus
@@ -42,14 +35,13 @@ from ksana.model_setup import ModelFiles, ModelSetup, Report, find_model, set_up
 from ksana.remote_cache import RemoteCache, open_remote_store
 from ksana.runtime.actor import Post, Tap
 from ksana.runtime.clock import now_s
-from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.restarts import RestartLimiter
 from ksana.runtime.slots import Slots
 from ksana.runtime.supervisor import supervise
-from ksana.scheduling.scheduler import Scheduler
 from ksana.stores.store import Store
 from ksana.tokenizers.core import TokenizerCore
 from ksana.tokenizers.prompts import PromptEncoder
+from ksana.wiring import Cores, Mailboxes, run_deciders
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +51,6 @@ _END_GRACE_S = 5.0
 """How long the endings of the last requests may take to reach their producers."""
 _STALLS_TO_REPLACE_WORKER = 2
 """Stall timeouts after which a silent worker is replaced; /health has told of it for one by then."""
-_MESSAGES_PER_SLOT = 4
-"""Of one request, at most: Generate, PromptEncoded and Abort in the tokenizer's mailbox; AddRequest, Abort
-and StopStringFound in the scheduler's."""
-_MESSAGES_PER_LOAD = 4
-"""Of one remote load, at most, in the allocator's mailbox: a call, a drop, and the same of the load that
-took its place before the allocator came to read them."""
-_OTHER_MESSAGES = 1024
-"""Of steps, plans and workers; a handful in practice, since each is answered before the next is sent."""
 
 MakeBackend = Callable[[ModelSetup], Backend]
 
@@ -144,11 +128,12 @@ class Engine:
         return self.client.generate(prompt, sampling, timeout_s=timeout_s, cache_salt=cache_salt)
 
     def status(self) -> EngineStatus:
+        manager = self._cores.manager
         return engine_status(
             now_s=now_s(),
-            scheduler=self._scheduler.status(),
-            fa_use=self._allocator.fa.pool.use(),
-            swa_use=self._manager.cache.pool.use() if self._manager is not None else None,
+            scheduler=self._cores.scheduler.status(),
+            fa_use=self._cores.allocator.fa.pool.use(),
+            swa_use=manager.cache.pool.use() if manager is not None else None,
             executor=self._executor,
             slots=self._slots,
             counters=self._counters,
@@ -177,14 +162,7 @@ class Engine:
         self.setup = set_up(self.settings, self._files)
         self._open_remote_cache(stack)
         self._slots = Slots(self.settings.max_num_seqs + self.settings.max_queued_requests)
-        for_requests = _MESSAGES_PER_SLOT * self._slots.capacity + _OTHER_MESSAGES
-        self._to_tokenizer: Mailbox[Message] = Mailbox("tokenizer", for_requests)
-        self._to_scheduler: Mailbox[Message] = Mailbox("scheduler", for_requests)
-        for_loads = _MESSAGES_PER_LOAD * self.settings.max_remote_loads + _OTHER_MESSAGES
-        self._to_allocator: Mailbox[Message] = Mailbox("block_allocator", for_loads)
-        self._to_swa: Mailbox[Message] = Mailbox("swa_cache_manager", for_loads)
-        self._to_executor: Mailbox[Message] = Mailbox("executor", _OTHER_MESSAGES)
-        self._to_loader: Mailbox[Message] = Mailbox("remote_cache_loader", for_requests)
+        self._mailboxes = Mailboxes(self._slots.capacity, self.settings.max_remote_loads)
         self._encoder = PromptEncoder(
             self._files.tokenizer,
             max_model_len=self.setup.max_model_len,
@@ -193,8 +171,8 @@ class Engine:
         self._make_cores()
         self._executor = DeviceExecutor(
             self._make_backend(self.setup),
-            self._to_executor,
-            scheduler=self._to_scheduler.put,
+            self._mailboxes.executor,
+            scheduler=self._mailboxes.scheduler.put,
             step_timeout_s=_STALLS_TO_REPLACE_WORKER * float(self.settings.stall_timeout),
             remote_cache_loader=self._loader_post,
             tap=self._tap,
@@ -204,7 +182,7 @@ class Engine:
         self.client = InProcessClient(
             model=self.setup.model_info(worker),
             slots=self._slots,
-            post=self._to_tokenizer.put,
+            post=self._mailboxes.tokenizer.put,
             tokenizer=self,
             engine=self,
             default_timeout_s=float(self.settings.request_timeout),
@@ -224,13 +202,10 @@ class Engine:
 
     @property
     def _loader_post(self) -> Post | None:
-        return self._to_loader.put if self._remote is not None else None
+        return self._mailboxes.remote_cache_loader.put if self._remote is not None else None
 
     def _make_cores(self) -> None:
-        config = self.setup.cache_config()
-        self._scheduler = Scheduler(self.setup.scheduler_settings())
-        self._allocator = BlockAllocator(config)
-        self._manager = SWACacheManager(config) if config.has_swa else None
+        self._cores = Cores.fresh(self.setup.scheduler_settings(), self.setup.cache_config())
 
     def _process_backend(self, setup: ModelSetup) -> Backend:
         return ProcessBackend(
@@ -250,97 +225,42 @@ class Engine:
     async def _run_generation(self) -> None:
         """All actors, with fresh cores, until one breaks."""
         self._make_cores()
-        allocator, manager = self._allocator, self._manager
         async with trio.open_nursery() as actors:
-
-            async def tokenizer() -> None:
-                await run_tokenizer(
-                    TokenizerCore(self._encoder),
-                    self._encoder,
-                    self._to_tokenizer,
-                    scheduler=self._to_scheduler.put,
-                    producer=self._slots.post,
-                    tap=self._tap,
-                    threads=self._threads,
-                )
-
-            async def scheduler() -> None:
-                await run_scheduler(
-                    self._scheduler,
-                    self._to_scheduler,
-                    tokenizer=self._to_tokenizer.put,
-                    block_allocator=self._to_allocator.put,
-                    executor=self._to_executor.put,
-                    remote_cache_loader=self._loader_post,
-                    tap=self._tap,
-                )
-
-            async def block_allocator() -> None:
-                await run_block_allocator(
-                    CheckedCore(allocator) if self._check_messages else allocator,
-                    self._to_allocator,
-                    scheduler=self._to_scheduler.put,
-                    swa_cache_manager=self._to_swa.put,
-                    remote_cache_loader=self._loader_post,
-                    tap=self._tap,
-                )
-
-            async def swa_cache_manager(core: SWACacheManager) -> None:
-                await run_swa_cache_manager(
-                    CheckedCore(core) if self._check_messages else core,
-                    self._to_swa,
-                    block_allocator=self._to_allocator.put,
-                    tap=self._tap,
-                )
-
-            async def remote_cache_loader(remote: RemoteCache) -> None:
-                await remote.run(
-                    self._to_loader,
-                    scheduler=self._to_scheduler.put,
-                    block_allocator=self._to_allocator.put,
-                    executor=self._to_executor.put,
-                    tap=self._tap,
-                )
-
-            actors.start_soon(tokenizer)
-            actors.start_soon(scheduler)
-            actors.start_soon(block_allocator)
-            if manager is not None:
-                actors.start_soon(swa_cache_manager, manager)
-            if self._remote is not None:
-                actors.start_soon(remote_cache_loader, self._remote)
+            actors.start_soon(self._run_tokenizer)
+            actors.start_soon(self._run_deciders)
             actors.start_soon(self._executor.run)
-            actors.start_soon(
-                check_when_idle,
-                allocator,
-                manager,
-                lambda: self._scheduler.status().last_step_id,
-                self._is_idle,
-            )
 
-    def _is_idle(self) -> bool:
-        """Nothing to do, and nothing on its way between the allocators."""
-        return not (self._slots.unfinished() or len(self._to_allocator) or len(self._to_swa))
+    async def _run_tokenizer(self) -> None:
+        await run_tokenizer(
+            TokenizerCore(self._encoder),
+            self._encoder,
+            self._mailboxes.tokenizer,
+            scheduler=self._mailboxes.scheduler.put,
+            producer=self._slots.post,
+            tap=self._tap,
+            threads=self._threads,
+        )
+
+    async def _run_deciders(self) -> None:
+        await run_deciders(
+            self._cores,
+            self._mailboxes,
+            tokenizer=self._mailboxes.tokenizer.put,
+            executor=self._mailboxes.executor.put,
+            is_idle=lambda: not self._slots.unfinished(),
+            remote=self._remote,
+            tap=self._tap,
+            check_messages=self._check_messages,
+        )
 
     def _on_crash(self, _error: Exception) -> None:
-        self._counters.add_generation(self._scheduler.status())
+        self._counters.add_generation(self._cores.scheduler.status())
         self._executor.forget_worker()
-        for mailbox in self._mailboxes():
-            mailbox.clear()
+        self._mailboxes.clear()
         self._fail_unfinished(
             Failed(
                 status=500, message="The request failed because of an internal error.", code="engine_error"
             )
-        )
-
-    def _mailboxes(self) -> tuple[Mailbox[Message], ...]:
-        return (
-            self._to_tokenizer,
-            self._to_scheduler,
-            self._to_allocator,
-            self._to_swa,
-            self._to_executor,
-            self._to_loader,
         )
 
     def _fail_unfinished(self, outcome: Outcome) -> None:
@@ -355,7 +275,7 @@ class Engine:
         with trio.move_on_after(self.settings.drain_timeout):
             await self._slots.wait_finished()
         if self._slots.unfinished():
-            self._to_scheduler.put(Drain())
+            self._mailboxes.scheduler.put(Drain())
             with trio.move_on_after(_END_GRACE_S):
                 await self._slots.wait_finished()
 
