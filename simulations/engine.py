@@ -1,0 +1,198 @@
+"""One engine of a simulated world: real scheduler, allocator, SWA manager and loader; simulated executor.
+
+There is no tokenizer, no slot and no task per request: whoever asks adds requests and is called with what
+the scheduler says to the tokenizer, one `StepOutputs` per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import trio
+
+from ksana.actors.device_executor import DeviceExecutor
+from ksana.cache.cache_config import CacheConfig, SwaEviction
+from ksana.costs.step_cost import StepCost
+from ksana.devices.simulated import Fault, SimulatedBackend, StartFault
+from ksana.devices.simulated_worker import SimulatedWorker, TokenSource, simulated_block_bytes
+from ksana.devices.staging import StagingMemory
+from ksana.errors import InvariantViolated
+from ksana.loading.settings import LoaderSettings
+from ksana.messages.base import Message, RequestId
+from ksana.messages.outputs import StepOutputs
+from ksana.messages.requests import Abort, AddRequest, StopStringFound
+from ksana.remote_cache import RemoteCache
+from ksana.runtime.actor import Tap
+from ksana.scheduling.settings import SchedulerSettings
+from ksana.scheduling.status import SchedulerStatus
+from ksana.stores.store import Store
+from ksana.wiring import Cores, Mailboxes, run_deciders
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes and rules of one engine, as `ksana serve` would have decided on them. Lengths in tokens."""
+
+    block_size: int = 16
+    num_fa_blocks: int = 1024
+    num_swa_blocks: int = 0
+    sliding_window: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 8192
+    max_queued_requests: int = 100_000
+    plan_ahead: bool = True
+    enable_prefix_caching: bool = True
+    window_open_at_start: bool = True
+    swa_eviction: SwaEviction = "lfu"
+    max_remote_loads: int = 8
+    remote_load_timeout_s: float = 5.0
+    remote_write_back: bool = True
+    num_staging_slots: int = 64
+    start_time_s: float = 2.0
+    """Of a worker."""
+    step_timeout_s: float = 120.0
+
+    def cache_config(self, *, has_store: bool, identity: bytes = b"simulated") -> CacheConfig:
+        return CacheConfig(
+            block_size=self.block_size,
+            num_fa_blocks=self.num_fa_blocks,
+            num_swa_blocks=self.num_swa_blocks,
+            sliding_window=self.sliding_window,
+            enable_prefix_caching=self.enable_prefix_caching,
+            window_open_at_start=self.window_open_at_start,
+            swa_eviction=self.swa_eviction,
+            plan_ahead=self.plan_ahead,
+            write_back=has_store and self.remote_write_back,
+            chain_identity=identity,
+        )
+
+    def scheduler_settings(self, *, has_store: bool) -> SchedulerSettings:
+        return SchedulerSettings(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            sliding_window=self.sliding_window,
+            plan_ahead=self.plan_ahead,
+            max_remote_loads=self.max_remote_loads if has_store else 0,
+            remote_load_timeout_s=self.remote_load_timeout_s,
+        )
+
+    def loader_settings(self, config: CacheConfig) -> LoaderSettings:
+        block_bytes = simulated_block_bytes(self.block_size)
+        return LoaderSettings(
+            identity=config.chain_identity,
+            block_size=self.block_size,
+            fa_block_bytes=block_bytes,
+            swa_block_bytes=block_bytes if config.has_swa else 0,
+            window_blocks=config.window_blocks if config.has_swa else 0,
+            window_open_at_start=self.window_open_at_start,
+            num_slots=self.num_staging_slots,
+            write_back=self.remote_write_back,
+        )
+
+
+class SimulatedEngine:
+    """`run` it in the nursery of a world, then `add` requests. What an actor raises comes out of `run`."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        cost: StepCost,
+        tokens: TokenSource,
+        listener: Callable[[StepOutputs], None],
+        store: Store | None = None,
+        tap: Tap | None = None,
+        check_messages: bool = False,
+        fault: Fault | None = None,
+        start_fault: StartFault | None = None,
+    ) -> None:
+        """`tokens`: what the model answers. `listener` is told in the scheduler's task, and may call `abort`
+        and `stop`. With a `store` the engine has a remote cache; the store is the caller's to close."""
+        self.spec = spec
+        config = spec.cache_config(has_store=store is not None)
+        self.cores = Cores.fresh(spec.scheduler_settings(has_store=store is not None), config)
+        self.mailboxes = Mailboxes(spec.max_num_seqs + spec.max_queued_requests, spec.max_remote_loads)
+        self._listener = listener
+        self._tap = tap
+        self._check_messages = check_messages
+        self._num_open = 0
+        self.remote: RemoteCache | None = None
+        staging: StagingMemory | None = None
+        if store is not None:
+            staging = StagingMemory.create(spec.num_staging_slots, simulated_block_bytes(spec.block_size))
+            self.remote = RemoteCache(store, staging, spec.loader_settings(config))
+        self.backend = SimulatedBackend(
+            lambda: SimulatedWorker(
+                tokens,
+                block_size=spec.block_size,
+                num_fa_blocks=spec.num_fa_blocks,
+                num_swa_blocks=spec.num_swa_blocks,
+                sliding_window=spec.sliding_window,
+                staging=staging,
+            ),
+            cost=cost,
+            start_time_s=spec.start_time_s,
+            fault=fault,
+            start_fault=start_fault,
+        )
+        self.executor = DeviceExecutor(
+            self.backend,
+            self.mailboxes.executor,
+            scheduler=self.mailboxes.scheduler.put,
+            step_timeout_s=spec.step_timeout_s,
+            remote_cache_loader=self.mailboxes.remote_cache_loader.put if self.remote is not None else None,
+            tap=tap,
+        )
+
+    async def run(self) -> None:
+        """Serve until cancelled. The first worker takes `start_time_s`; requests may be added before."""
+        try:
+            await self.executor.start_first()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.executor.run)
+                await run_deciders(
+                    self.cores,
+                    self.mailboxes,
+                    tokenizer=self._take_outputs,
+                    executor=self.mailboxes.executor.put,
+                    is_idle=lambda: self._num_open == 0,
+                    remote=self.remote,
+                    tap=self._tap,
+                    check_messages=self._check_messages,
+                )
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.executor.stop()
+            if self.remote is not None:
+                self.remote.staging.close()
+
+    def add(self, request: AddRequest) -> None:
+        """The id must be higher than all before. Whoever asks keeps to the bound on open requests."""
+        self._num_open += 1
+        self.mailboxes.scheduler.put(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        self.mailboxes.scheduler.put(Abort(request_id=request_id))
+
+    def stop(self, request_id: RequestId, token_index: int, stop_string: str) -> None:
+        """A stop string ended with that output token."""
+        self.mailboxes.scheduler.put(
+            StopStringFound(request_id=request_id, token_index=token_index, stop_string=stop_string)
+        )
+
+    def status(self) -> SchedulerStatus:
+        return self.cores.scheduler.status()
+
+    @property
+    def num_open(self) -> int:
+        """Requests added and not ended."""
+        return self._num_open
+
+    def _take_outputs(self, message: Message) -> None:
+        if not isinstance(message, StepOutputs):
+            raise InvariantViolated(f"a {type(message).__name__} for the tokenizer")
+        self._num_open -= len(message.ended)
+        self._listener(message)
