@@ -78,7 +78,7 @@ class EngineRecord(msgspec.Struct, kw_only=True):
     steps: StepLog | None = None
     """None where nobody kept it."""
     counters: dict[str, int] = msgspec.field(default_factory=dict)
-    """Totals of the run by name, `num_steps` and `num_preemptions` among them. Reports sum them over engines."""
+    """Totals by name, `num_steps` and `num_preemptions` among them. Reports sum them over engines."""
 
 
 class FaultRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
