@@ -53,6 +53,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of a worker."""
     step_timeout_s: float = 120.0
 
+    @property
+    def num_slots(self) -> int:
+        """Requests that may be open at once."""
+        return self.max_num_seqs + self.max_queued_requests
+
     def cache_config(self, *, has_store: bool, identity: bytes = b"simulated") -> CacheConfig:
         return CacheConfig(
             block_size=self.block_size,
@@ -108,13 +113,15 @@ class SimulatedEngine:
         check_messages: bool = False,
         fault: Fault | None = None,
         start_fault: StartFault | None = None,
+        mailboxes: Mailboxes | None = None,
     ) -> None:
         """`tokens`: what the model answers. `listener` is told in the scheduler's task, and may call `abort`
-        and `stop`. With a `store` the engine has a remote cache; the store is the caller's to close."""
+        and `stop`. With a `store` the engine has a remote cache; the store is the caller's to close.
+        `mailboxes`: others than usual, for instance slow ones."""
         self.spec = spec
         config = spec.cache_config(has_store=store is not None)
         self.cores = Cores.fresh(spec.scheduler_settings(has_store=store is not None), config)
-        self.mailboxes = Mailboxes(spec.max_num_seqs + spec.max_queued_requests, spec.max_remote_loads)
+        self.mailboxes = mailboxes or Mailboxes(spec.num_slots, spec.max_remote_loads)
         self._listener = listener
         self._tap = tap
         self._check_messages = check_messages
