@@ -7,6 +7,7 @@ to be said to whom. It never waits, reads a clock or knows a channel. One *activ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -62,16 +63,28 @@ async def run_actor(
     Ends when the mailbox is closed and empty. Exceptions of the core come out: the supervisor's matter.
     """
     while True:
-        timer = core.next_timer_s()
-        messages: list[Message] = []
-        try:
-            with trio.move_on_at(timer) if timer is not None else trio.CancelScope():
-                messages = await mailbox.drain()
-        except trio.EndOfChannel:
-            return
-        now = now_s()
-        said = list(core.handle(now, messages))
-        if tap is not None:
-            tap(name, now, messages, said)
-        for address, message in said:
-            post[address](message)
+        # One scope for many activations: the timer rarely moves, and a scope costs more than a message.
+        with trio.CancelScope() as waiting:
+            while not waiting.cancel_called:
+                timer = core.next_timer_s()
+                deadline = math.inf if timer is None else timer
+                if deadline != waiting.deadline:
+                    waiting.deadline = deadline
+                try:
+                    messages = await mailbox.drain()
+                except trio.EndOfChannel:
+                    return
+                _activate(name, core, messages, post, tap)
+        if waiting.cancelled_caught:
+            _activate(name, core, (), post, tap)
+
+
+def _activate(
+    name: Address, core: Core, messages: Sequence[Message], post: Mapping[Address, Post], tap: Tap | None
+) -> None:
+    now = now_s()
+    said = list(core.handle(now, messages))
+    if tap is not None:
+        tap(name, now, messages, said)
+    for address, message in said:
+        post[address](message)

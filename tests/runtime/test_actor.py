@@ -74,3 +74,47 @@ async def test_an_exception_of_the_core_comes_out() -> None:
     mailbox.put(Abort(request_id=1))
     with pytest.raises(ZeroDivisionError):
         await run_actor("scheduler", Broken(), mailbox, {})
+
+
+def test_a_timer_that_moves_fires_once_and_at_its_last_place() -> None:
+    class Moving(Echo):
+        """Each message moves the timer on by four seconds, from five."""
+
+        def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
+            said = super().handle(now_s, messages)
+            if self.timer_s is not None:
+                self.timer_s += 4 * len(messages)
+            return said
+
+    core = Moving(timer_s=5)
+
+    async def main() -> None:
+        mailbox: Mailbox[Message] = Mailbox("m", 8)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_actor, "tokenizer", core, mailbox, {"scheduler": _drop, "executor": _drop})
+            await trio.sleep(3)
+            mailbox.put(Abort(request_id=1))  # now at 9
+            await trio.sleep(17)
+            mailbox.put(Abort(request_id=2))
+            mailbox.close()
+
+    trio.run(main, clock=VirtualClock())
+    assert core.activations == [(3, 1), (9, 0), (20, 1)]
+
+
+def test_a_message_that_comes_with_the_timer_is_not_followed_by_an_empty_activation() -> None:
+    core = Echo(timer_s=5)
+
+    async def main() -> None:
+        clock = VirtualClock.current()
+        mailbox: Mailbox[Message] = Mailbox("m", 8)
+        clock.call_at(5, lambda: mailbox.put(Abort(request_id=1)))
+        clock.call_at(6, mailbox.close)
+        await run_actor("tokenizer", core, mailbox, {"scheduler": _drop, "executor": _drop})
+
+    trio.run(main, clock=VirtualClock())
+    assert core.activations == [(5, 1)]
+
+
+def _drop(message: Message) -> None:
+    pass

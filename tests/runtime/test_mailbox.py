@@ -79,3 +79,14 @@ async def test_clear_forgets() -> None:
 def test_capacity_must_be_positive() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Mailbox("m", 0)
+
+
+async def test_a_second_receiver_is_a_bug() -> None:
+    mailbox: Mailbox[int] = Mailbox("m", 1)
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mailbox.drain)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(InvariantViolated, match="two receivers"):
+                await mailbox.drain()
+            nursery.cancel_scope.cancel()

@@ -1,5 +1,6 @@
 import time
 
+import pytest
 import trio
 
 from ksana.runtime.virtual_clock import VirtualClock
@@ -49,3 +50,54 @@ def test_runnable_tasks_go_before_time() -> None:
             await trio.sleep(1)
 
     trio.run(main, clock=VirtualClock())
+
+
+def test_calls_come_in_order_when_no_task_can_run() -> None:
+    happened: list[tuple[str, float]] = []
+
+    async def main() -> None:
+        clock = VirtualClock.current()
+
+        def note(name: str) -> None:
+            happened.append((name, trio.current_time()))
+
+        def note_and_go_on() -> None:
+            note("second")
+            clock.call_at(clock.current_time() + 1, lambda: note("fourth"))
+
+        clock.call_at(2, note_and_go_on)
+        clock.call_at(2, lambda: note("third"))
+        clock.call_at(1, lambda: note("first"))
+        await trio.lowlevel.checkpoint()
+        note("task")
+        await trio.sleep(2.5)
+        note("task")
+        clock.call_at(0, lambda: note("late"))
+        await trio.sleep(1)
+
+    trio.run(main, clock=VirtualClock())
+    assert happened == [
+        ("task", 0),
+        ("first", 1),
+        ("second", 2),
+        ("third", 2),
+        ("task", 2.5),
+        ("late", 2.5),
+        ("fourth", 3),
+    ]
+
+
+def test_a_call_can_wake_a_task() -> None:
+    async def main() -> None:
+        woken = trio.Event()
+        VirtualClock.current().call_at(7, woken.set)
+        with trio.fail_after(8):
+            await woken.wait()
+        assert trio.current_time() == 7
+
+    trio.run(main, clock=VirtualClock())
+
+
+async def test_another_clock_is_told_apart() -> None:
+    with pytest.raises(RuntimeError, match="not a virtual one"):
+        VirtualClock.current()
