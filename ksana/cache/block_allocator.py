@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
-from ksana.cache.block_planning import BlockPlanning
+from ksana.cache.block_planning import BlockPlanning, PlanningSnapshot
 from ksana.cache.cache_config import CacheConfig
-from ksana.cache.fa_cache import CacheTotals, FaCache
-from ksana.cache.remote_calls import RemoteCall, RemoteCalls, Said, stale_answer
+from ksana.cache.fa_cache import CacheTotals, FaCache, FaSnapshot
+from ksana.cache.remote_calls import CallsSnapshot, RemoteCall, RemoteCalls, Said, stale_answer
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message, PoolEpoch
 from ksana.messages.blocks import BlocksPlanned, PlanBlocks, ResetPools
 from ksana.messages.remote import BlocksFilled
 from ksana.messages.swa import SwaBatchDone
 from ksana.messages.swa_remote import SwaAnswer
+
+
+class AllocatorSnapshot(TypedDict):
+    """A BlockAllocator as plain values that msgspec can write and read."""
+
+    epoch: PoolEpoch | None
+    fa: FaSnapshot
+    planning: PlanningSnapshot
+    remote: CallsSnapshot
+    waiting: list[PlanBlocks | RemoteCall]
+    totals: CacheTotals
 
 
 class BlockAllocator:
@@ -145,11 +156,24 @@ class BlockAllocator:
         touched = self._planning.touched
         self.fa.check([request_id for request_id in touched if request_id in self.fa.requests])
 
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values. Only between batches."""
+    def snapshot(self) -> AllocatorSnapshot:
+        """The whole state between two activations, also in the middle of a batch or call. O(pool)."""
         return {
             "epoch": self._epoch,
             "fa": self.fa.snapshot(),
-            "swa_use": msgspec.to_builtins(self._planning.swa_use),
-            "totals": msgspec.to_builtins(self.totals),
+            "planning": self._planning.snapshot(),
+            "remote": self._remote.snapshot(),
+            "waiting": list(self._waiting),
+            "totals": msgspec.structs.replace(self.totals),
         }
+
+    def restore(self, snapshot: AllocatorSnapshot) -> None:
+        """Go on from a snapshot of an allocator with the same configuration. Raises InvariantViolated for
+        one that none could have given; then this one must not be used."""
+        self._epoch = snapshot["epoch"]
+        self.totals = msgspec.structs.replace(snapshot["totals"])
+        self._begin()
+        self.fa.restore(snapshot["fa"])
+        self._planning.restore(snapshot["planning"])
+        self._remote.restore(snapshot["remote"])
+        self._waiting = deque(snapshot["waiting"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import msgspec
 
 from ksana.cache.cache_config import CacheConfig, ceil_div
@@ -37,6 +39,33 @@ class _OpenBatch(msgspec.Struct):
     fa_edits: dict[RequestId, list[BlockTableEdit]]
     refused_updates: list[RequestId] = []
     """Of requests that are loading."""
+
+
+class TakenSnapshot(msgspec.Struct, frozen=True):
+    """A `Taken`, less what its demand and the requests say."""
+
+    is_new: bool
+    start: int
+    num_tokens: int
+    first_index: int
+    num_before: int
+
+
+class OpenBatchSnapshot(msgspec.Struct, frozen=True):
+    """An open batch."""
+
+    plan: PlanBlocks
+    outcomes: list[TakenSnapshot | Reason]
+    fa_edits: dict[RequestId, list[BlockTableEdit]]
+    refused_updates: list[RequestId]
+
+
+class PlanningSnapshot(TypedDict):
+    """A BlockPlanning as plain values, but for the FaCache."""
+
+    swa_use: PoolUse
+    is_swa_use_known: bool
+    open: OpenBatchSnapshot | None
 
 
 class BlockPlanning:
@@ -256,6 +285,52 @@ class BlockPlanning:
             ),
             swa_edits=swa.edits if swa is not None else (),
         )
+
+    # Snapshots
+
+    def snapshot(self) -> PlanningSnapshot:
+        """What the FaCache does not have, as plain values."""
+        batch = self._open
+        return {
+            "swa_use": self.swa_use,
+            "is_swa_use_known": self.is_swa_use_known,
+            "open": None
+            if batch is None
+            else OpenBatchSnapshot(
+                plan=batch.plan,
+                outcomes=[
+                    TakenSnapshot(o.is_new, o.start, o.num_tokens, o.first_index, o.num_before)
+                    if isinstance(o, Taken)
+                    else o
+                    for o in batch.outcomes
+                ],
+                fa_edits={request_id: list(edits) for request_id, edits in batch.fa_edits.items()},
+                refused_updates=list(batch.refused_updates),
+            ),
+        }
+
+    def restore(self, snapshot: PlanningSnapshot) -> None:
+        """Go on from a snapshot. The FaCache was restored before."""
+        self.swa_use = snapshot["swa_use"]
+        self.is_swa_use_known = snapshot["is_swa_use_known"]
+        batch = snapshot["open"]
+        self._open = None
+        if batch is None:
+            return
+        demands = batch.plan.demands
+        if len(batch.outcomes) != len(demands):
+            raise InvariantViolated(f"{len(batch.outcomes)} outcomes of {len(demands)} demands")
+        outcomes: list[Taken | Reason] = []
+        for demand, outcome in zip(demands, batch.outcomes, strict=True):
+            if not isinstance(outcome, TakenSnapshot):
+                outcomes.append(outcome)
+                continue
+            request = self.fa.requests.get(demand.request_id)
+            if request is None:
+                raise InvariantViolated(f"blocks were taken for request {demand.request_id}, which has none")
+            outcomes.append(Taken(request, demand, *msgspec.structs.astuple(outcome)))
+        fa_edits = {request_id: list(edits) for request_id, edits in batch.fa_edits.items()}
+        self._open = _OpenBatch(batch.plan, outcomes, fa_edits, list(batch.refused_updates))
 
 
 def empty_pool(num_blocks: int) -> PoolUse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from ksana.errors import InvariantViolated
 from ksana.messages.base import StepId
@@ -38,7 +38,21 @@ class BlockAllocatorGroupInterface(Protocol):
     def use(self) -> PoolUse: ...
     def check_sums(self) -> None: ...
     def check(self) -> None: ...
-    def snapshot(self) -> dict[str, Any]: ...
+    def snapshot(self) -> PoolSnapshot: ...
+    def restore(self, snapshot: PoolSnapshot) -> None: ...
+
+
+class PoolSnapshot(TypedDict):
+    """A pool as plain values; every list but `free` has one entry per block."""
+
+    done_step_id: StepId
+    free: list[int]
+    generations: list[int]
+    owners: list[int]
+    holders: list[int]
+    leavers: list[int]
+    kept: list[bool]
+    waiting: dict[StepId, list[int]]
 
 
 class BlockPool:
@@ -291,8 +305,8 @@ class BlockPool:
             if not holds:
                 raise InvariantViolated(f"block pool: not true that {name!r}; {self.use()}")
 
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values."""
+    def snapshot(self) -> PoolSnapshot:
+        """The whole state as plain values, which later changes do not touch."""
         return {
             "done_step_id": self.done_step_id,
             "free": list(self._free),
@@ -303,3 +317,26 @@ class BlockPool:
             "kept": list(self._kept),
             "waiting": {step: list(blocks) for step, blocks in self._waiting.items()},
         }
+
+    def restore(self, snapshot: PoolSnapshot) -> None:
+        """Go on from a snapshot of a pool of the same size. Raises InvariantViolated for one that no pool of
+        this size could have given."""
+        self.done_step_id = snapshot["done_step_id"]
+        self._free = list(snapshot["free"])
+        self._generations = list(snapshot["generations"])
+        self._owners, self._holders = list(snapshot["owners"]), list(snapshot["holders"])
+        self._leavers, self._kept = list(snapshot["leavers"]), list(snapshot["kept"])
+        self._waiting = {step: list(blocks) for step, blocks in snapshot["waiting"].items()}
+        lists = (self._generations, self._owners, self._holders, self._leavers, self._kept)
+        named = [self._free, *self._waiting.values()]
+        if {len(values) for values in lists} != {self.num_blocks} or not all(
+            0 <= block_id < self.num_blocks for block_ids in named for block_id in block_ids
+        ):
+            raise InvariantViolated(f"a snapshot of another pool than one of {self.num_blocks} blocks")
+        blocks = range(self.num_blocks)
+        idle = list(filter(self._is_idle, blocks))
+        self._num_referenced = sum(self._owners[b] > 0 for b in blocks)
+        self._num_held = sum(self._holders[b] > 0 and not self._owners[b] for b in blocks)
+        self._num_cached = sum(self._kept[b] for b in idle)
+        self._num_deferred = self.num_blocks - len(idle) - self._num_referenced - self._num_held
+        self.check()

@@ -55,3 +55,9 @@ class CachedRequest(msgspec.Struct, kw_only=True):
     def num_set_aside(self) -> int:
         """FA blocks that admission promised and the request has not taken yet."""
         return max(0, self.num_reserved_blocks - len(self.fa_block_ids))
+
+    def copy(self) -> CachedRequest:
+        """One that goes its own way."""
+        return msgspec.structs.replace(
+            self, tokens=bytearray(self.tokens), fa_block_ids=list(self.fa_block_ids)
+        )

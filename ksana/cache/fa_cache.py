@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import msgspec
 
-from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool
+from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool, PoolSnapshot
 from ksana.cache.cache_config import CacheConfig, ceil_div
 from ksana.cache.cached_request import CachedRequest
 from ksana.cache.chain_keys import block_key, little_endian_bytes, root_key
 from ksana.cache.fa_checks import check_all, check_requests
 from ksana.cache.loading_request import LoadingRequest
-from ksana.cache.prefix_tree import TOKEN_BYTES, Parent, PrefixTree, token_bytes
+from ksana.cache.prefix_tree import TOKEN_BYTES, Parent, PrefixTree, TreeSnapshot, token_bytes
 from ksana.errors import InvariantViolated
 from ksana.messages.base import RequestId, StepId
 from ksana.messages.blocks import (
@@ -55,6 +55,20 @@ class Taken(msgspec.Struct):
     """Table places from here on are new to the request: matched blocks, then fresh ones."""
     num_before: int
     """Length of the table before: what a refusal leaves."""
+
+
+class FaSnapshot(TypedDict):
+    """An FaCache as plain values."""
+
+    pool: PoolSnapshot
+    tree: TreeSnapshot
+    requests: list[CachedRequest]
+    loads: list[LoadingRequest]
+    holds: dict[int, list[int]]
+    hold_counts: dict[int, int]
+    filled: list[FilledBlock]
+    filled_if_fixed: list[int]
+    evicted: list[FaBlock]
 
 
 class FaCache:
@@ -357,12 +371,31 @@ class FaCache:
         else:
             self.pool.check_sums()
 
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values."""
+    def snapshot(self) -> FaSnapshot:
+        """The whole state as plain values, which later changes do not touch."""
         return {
             "pool": self.pool.snapshot(),
             "tree": self.tree.snapshot(),
-            "requests": [msgspec.to_builtins(request) for request in self.requests.values()],
-            "loads": [msgspec.to_builtins(load) for load in self.loads.values()],
+            "requests": [request.copy() for request in self.requests.values()],
+            "loads": [load.copy() for load in self.loads.values()],
             "holds": {hold_id: list(block_ids) for hold_id, block_ids in self.holds.items()},
+            "hold_counts": dict(self.hold_counts),
+            "filled": list(self.filled.values()),
+            "filled_if_fixed": sorted(self.filled_if_fixed),
+            "evicted": list(self.evicted),
         }
+
+    def restore(self, snapshot: FaSnapshot) -> None:
+        """Go on from a snapshot. Raises InvariantViolated for one that could not have been taken here."""
+        self.pool.restore(snapshot["pool"])
+        self.tree.restore(snapshot["tree"])
+        self.requests = {request.request_id: request.copy() for request in snapshot["requests"]}
+        self.loads = {load.request_id: load.copy() for load in snapshot["loads"]}
+        self.holds = {hold_id: list(block_ids) for hold_id, block_ids in snapshot["holds"].items()}
+        self.hold_counts = dict(snapshot["hold_counts"])
+        self.num_set_aside = sum(r.num_set_aside for r in self.requests.values())
+        self.num_set_aside += sum(load.num_set_aside for load in self.loads.values())
+        self.filled = {filled.block.fa_block_id: filled for filled in snapshot["filled"]}
+        self.filled_if_fixed = set(snapshot["filled_if_fixed"])
+        self.evicted = list(snapshot["evicted"])
+        self.check()

@@ -42,3 +42,9 @@ class LoadingRequest(msgspec.Struct, kw_only=True):
         """The exact tokens of block `index`."""
         size = block_size * TOKEN_BYTES
         return bytes(self.tokens[index * size : (index + 1) * size])
+
+    def copy(self) -> LoadingRequest:
+        """One that goes its own way."""
+        return msgspec.structs.replace(
+            self, tokens=bytearray(self.tokens), pinned=list(self.pinned), reserved=list(self.reserved)
+        )

@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
@@ -40,6 +40,15 @@ class TreeNode(msgspec.Struct, gc=False):
     """Place in the order of last use; set when the last reference is dropped."""
     is_queued: bool = False
     """Whether it stands in the eviction order."""
+
+
+class TreeSnapshot(TypedDict):
+    """A tree as plain values. A node: block id, parent, key, last_used, is_queued."""
+
+    clock: int
+    nodes: list[tuple[int, Parent, TokenKey, int, bool]]
+    order: list[int]
+    come_back: list[tuple[int, int]]
 
 
 class PrefixTree:
@@ -190,7 +199,7 @@ class PrefixTree:
             if self._pool.is_cached(block_id) and not node.is_queued:
                 raise InvariantViolated(f"cached block {block_id} can never be evicted")
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> TreeSnapshot:
         """The whole state as plain values, nodes in order of insertion."""
         return {
             "clock": self._clock,
@@ -201,3 +210,24 @@ class PrefixTree:
             "order": list(self._order),
             "come_back": sorted(self._come_back),
         }
+
+    def restore(self, snapshot: TreeSnapshot) -> None:
+        """Go on from a snapshot. The pool was restored before. Raises InvariantViolated for one that no
+        tree could have given."""
+        self._clock = snapshot["clock"]
+        self._nodes = {
+            block_id: TreeNode(parent, key, last_used=last_used, is_queued=is_queued)
+            for block_id, parent, key, last_used, is_queued in snapshot["nodes"]
+        }
+        self._children = {(node.parent, node.key): block_id for block_id, node in self._nodes.items()}
+        self._order = OrderedDict.fromkeys(snapshot["order"])
+        self._come_back = list(snapshot["come_back"])  # sorted, so it is a heap
+        num_blocks = self._pool.num_blocks
+        if not (self._order.keys() <= self._nodes.keys() and all(0 <= b < num_blocks for b in self._nodes)):
+            raise InvariantViolated("the snapshot of a prefix tree names blocks that are none of it")
+        for node in self._nodes.values():
+            if isinstance(node.parent, int):
+                if node.parent not in self._nodes:
+                    raise InvariantViolated(f"a node has parent {node.parent} outside the tree")
+                self._nodes[node.parent].num_children += 1
+        self.check()

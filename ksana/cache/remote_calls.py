@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, TypedDict, cast
 
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.fa_cache import FaCache
@@ -52,6 +52,15 @@ LoadingCall = (
     | ConfirmRemoteCacheLoadingResult
 )
 RemoteCall = LoadingCall | DropRemoteCacheLoading | HoldBlocks | ReleaseHeldBlocks
+
+
+class CallsSnapshot(TypedDict):
+    """RemoteCalls as plain values, but for the FaCache."""
+
+    open: LoadingCall | HoldBlocks | None
+    num_local: int | None
+    """Of the confirmed request, if a Confirm is open."""
+    held: list[FaBlock]
 
 
 class RemoteCalls:
@@ -243,6 +252,26 @@ class RemoteCalls:
         )
         self._held = []
         return ("remote_cache_loader", answer)
+
+    # Snapshots
+
+    def snapshot(self) -> CallsSnapshot:
+        """What the FaCache does not have, as plain values."""
+        num_local = None if self._confirmed is None else self._confirmed.num_local
+        return {"open": self._open, "num_local": num_local, "held": list(self._held)}
+
+    def restore(self, snapshot: CallsSnapshot) -> None:
+        """Go on from a snapshot. The FaCache was restored before."""
+        call, num_local = snapshot["open"], snapshot["num_local"]
+        self._open, self._confirmed, self._held = call, None, list(snapshot["held"])
+        if num_local is None:
+            return
+        request = (
+            None if call is None or isinstance(call, HoldBlocks) else self.fa.requests.get(call.request_id)
+        )
+        if request is None:
+            raise InvariantViolated(f"{call} was confirmed, but no request is there")
+        self._confirmed = Confirmed(request, num_local)
 
 
 def stale_answer(call: RemoteCall) -> list[Said]:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
-from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool
+from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool, PoolSnapshot
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.swa_entry import SwaEntry, SwaEvictionQueue
 from ksana.errors import InvariantViolated
 from ksana.messages.base import StepId
 from ksana.messages.swa import FaBlock, SwaFilled
+
+
+class SwaCacheSnapshot(TypedDict):
+    """An SwaCache as plain values. `queue` has SWA block ids in order of eviction."""
+
+    pool: PoolSnapshot
+    entries: list[SwaEntry]
+    queue: list[int]
+    queue_num_evictions: int
+    queue_clock: int
+    num_made: int
+    num_evictions: int
 
 
 class SwaCache:
@@ -220,12 +232,36 @@ class SwaCache:
         if any(entry.swa_block_id not in self._entries for entry in self._fixed.values()):
             raise InvariantViolated("a fixed entry without a block")
 
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values."""
+    def snapshot(self) -> SwaCacheSnapshot:
+        """The whole state as plain values, which later changes do not touch."""
         return {
             "pool": self.pool.snapshot(),
-            "entries": [msgspec.to_builtins(entry) for entry in self._entries.values()],
+            "entries": [msgspec.structs.replace(entry) for entry in self._entries.values()],
             "queue": self._queue.snapshot(),
+            "queue_num_evictions": self._queue.num_evictions,
+            "queue_clock": self._queue.clock,
             "num_made": self._num_made,
             "num_evictions": self.num_evictions,
         }
+
+    def restore(self, snapshot: SwaCacheSnapshot) -> None:
+        """Go on from a snapshot. Raises InvariantViolated for one that could not have been taken here."""
+        self.pool.restore(snapshot["pool"])
+        entries = [msgspec.structs.replace(entry) for entry in snapshot["entries"]]
+        self._entries = {entry.swa_block_id: entry for entry in entries}
+        self._fixed = {entry.fa_block_id: entry for entry in entries if entry.is_content_fixed}
+        self._num_made = snapshot["num_made"]
+        self.num_evictions = snapshot["num_evictions"]
+        if not all(0 <= block_id < self.pool.num_blocks for block_id in self._entries):
+            raise InvariantViolated("an SWA entry of a block that the pool does not have")
+        queued = self.entries_of(snapshot["queue"])
+        self._queue.restore(queued, snapshot["queue_num_evictions"], snapshot["queue_clock"])
+        self.check()
+
+    def entries_of(self, swa_block_ids: Iterable[int]) -> list[SwaEntry]:
+        """The entries of these blocks. Raises InvariantViolated if there is none."""
+        entries = [self._entries.get(swa_block_id) for swa_block_id in swa_block_ids]
+        found = [entry for entry in entries if entry is not None]
+        if len(found) != len(entries):
+            raise InvariantViolated(f"SWA blocks without an entry among {list(swa_block_ids)}")
+        return found

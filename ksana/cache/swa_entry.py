@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import frexp, ldexp
 
@@ -143,3 +144,18 @@ class SwaEvictionQueue:
         """SWA block ids in order of eviction."""
         order = sorted((entry.queue_key, number) for number, entry in self._queued.items())
         return [self._queued[number].swa_block_id for _, number in order]
+
+    def restore(self, entries: Iterable[SwaEntry], num_evictions: int, clock: int) -> None:
+        """Go on with these entries waiting, each at the place it says."""
+        self._num_evictions, self._clock = num_evictions, clock
+        self._queued = {entry.queue_number: entry for entry in entries}
+        self._rebuild()
+
+    @property
+    def num_evictions(self) -> int:
+        return self._num_evictions
+
+    @property
+    def clock(self) -> int:
+        """Counts what became reclaimable."""
+        return self._clock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
@@ -58,6 +58,14 @@ class SwaLoad(msgspec.Struct):
     @property
     def num_set_aside(self) -> int:
         return max(0, self.num_reserved - len(self.pinned) - len(self.slots))
+
+
+class SwaLoadingSnapshot(TypedDict):
+    """An SwaLoading as plain values. A load: request id, blocks reserved, SWA blocks pinned, slots. A hold:
+    its id, SWA blocks."""
+
+    loads: list[tuple[RequestId, int, list[int], list[int]]]
+    holds: list[tuple[int, list[int]]]
 
 
 class SwaLoading:
@@ -212,7 +220,7 @@ class SwaLoading:
                     f"SWA block {swa_block_id} has {num_holders} holders by loads and holds"
                 )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> SwaLoadingSnapshot:
         """The whole state as plain values."""
         return {
             "loads": [
@@ -224,3 +232,16 @@ class SwaLoading:
                 for hold_id, entries in self.holds.items()
             ],
         }
+
+    def restore(self, snapshot: SwaLoadingSnapshot) -> None:
+        """Go on from a snapshot. The SwaCache was restored before."""
+        entries_of = self.cache.entries_of
+        self.loads = {
+            request_id: SwaLoad(entries_of(pinned), num_reserved, list(slots))
+            for request_id, num_reserved, pinned, slots in snapshot["loads"]
+        }
+        self.holds = {hold_id: entries_of(blocks) for hold_id, blocks in snapshot["holds"]}
+        self.num_set_aside = sum(load.num_set_aside for load in self.loads.values())
+        if not all(0 <= s < self.cache.pool.num_blocks for load in self.loads.values() for s in load.slots):
+            raise InvariantViolated("slots that the SWA pool does not have")
+        self.check()

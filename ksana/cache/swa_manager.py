@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from ksana.cache.cache_config import CacheConfig, ceil_div
-from ksana.cache.swa_cache import SwaCache
+from ksana.cache.swa_cache import SwaCache, SwaCacheSnapshot
 from ksana.cache.swa_entry import SwaEntry
-from ksana.cache.swa_loading import SwaLoading, SwaRequest
+from ksana.cache.swa_loading import SwaLoading, SwaLoadingSnapshot, SwaRequest
 from ksana.cache.window_match import last_valid_end, registered_blocks
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message, PoolEpoch, RequestId
@@ -39,6 +39,17 @@ UNKNOWN_BUDGET = 1 << 40
 """No step was planned yet: a chunk may be as large as the prompt."""
 
 Said = tuple[Literal["block_allocator"], Message]
+
+
+class ManagerSnapshot(TypedDict):
+    """An SWACacheManager as plain values that msgspec can write and read. A request: its id, first_index,
+    num_reserved, is_confirmed, SWA blocks."""
+
+    epoch: PoolEpoch | None
+    step_budget: int
+    cache: SwaCacheSnapshot
+    loading: SwaLoadingSnapshot
+    requests: list[tuple[RequestId, int, int, bool, list[int]]]
 
 
 class SWACacheManager:
@@ -353,10 +364,11 @@ class SWACacheManager:
             if self.cache.pool.owner_count(swa_block_id) != owners.get(swa_block_id, 0):
                 raise InvariantViolated(f"SWA block {swa_block_id}: owners and tables disagree")
 
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values."""
+    def snapshot(self) -> ManagerSnapshot:
+        """The whole state between two activations. O(pool)."""
         return {
             "epoch": self._epoch,
+            "step_budget": self._step_budget,
             "cache": self.cache.snapshot(),
             "loading": self.loading.snapshot(),
             "requests": [
@@ -364,11 +376,26 @@ class SWACacheManager:
                     request_id,
                     request.first_index,
                     request.num_reserved,
+                    request.is_confirmed,
                     [e.swa_block_id for e in request.entries],
                 )
                 for request_id, request in self.requests.items()
             ],
         }
+
+    def restore(self, snapshot: ManagerSnapshot) -> None:
+        """Go on from a snapshot of a manager with the same configuration. Raises InvariantViolated for one
+        that none could have given; then this one must not be used."""
+        self._epoch, self._step_budget = snapshot["epoch"], snapshot["step_budget"]
+        self.cache.restore(snapshot["cache"])
+        self.loading.restore(snapshot["loading"])
+        self.requests = {
+            request_id: SwaRequest(first_index, self.cache.entries_of(blocks), num_reserved, is_confirmed)
+            for request_id, first_index, num_reserved, is_confirmed, blocks in snapshot["requests"]
+        }
+        self.num_set_aside = sum(request.num_set_aside for request in self.requests.values())
+        self._touched = []
+        self.check()
 
 
 def _edits(places: Iterable[tuple[int, int]]) -> tuple[BlockTableEdit, ...]:

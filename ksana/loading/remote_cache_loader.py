@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ksana.errors import InvariantViolated
 from ksana.loading.activation import Activation, LoaderEvent, Said
 from ksana.loading.loads import Loads
@@ -54,11 +56,14 @@ class RemoteCacheLoader:
                 free_write_slots=list(range(num_for_loads, settings.num_slots)),
             )
         self.settings = settings
-        self.state = state
-        self._orders = StoreOrders(settings, state)
-        self._loads = Loads(settings, state, self._orders)
-        self._write_back = WriteBack(settings, state, self._orders)
         self._events: list[LoaderEvent] = []
+        self._begin(state)
+
+    def _begin(self, state: LoaderState) -> None:
+        self.state = state
+        self._orders = StoreOrders(self.settings, state)
+        self._loads = Loads(self.settings, state, self._orders)
+        self._write_back = WriteBack(self.settings, state, self._orders)
 
     def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
         out = Activation(now_s)
@@ -100,6 +105,16 @@ class RemoteCacheLoader:
             store_ok=self._orders.allowed,
             saves_ok=self._orders.takes_saves,
         )
+
+    def snapshot(self) -> bytes:
+        """The whole state as msgpack; a loader with equal settings that restores it goes on the same."""
+        return msgspec.msgpack.encode(self.state)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from a snapshot of a loader with the same settings. Raises msgspec.ValidationError, or
+        InvariantViolated for one whose slots are not those of the settings."""
+        self._begin(msgspec.msgpack.decode(snapshot, type=LoaderState))
+        self.check()
 
     def check(self) -> None:
         """Raise InvariantViolated unless every slot is in exactly one place. O(slots)."""

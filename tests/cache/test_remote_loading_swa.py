@@ -77,7 +77,7 @@ class Loads(Pair):
         assert self.call(DropRemoteCacheLoading(pool_epoch=1, request_id=request_id)) is None
 
     def states(self) -> Any:
-        return self.allocator.snapshot(), self.manager.snapshot()
+        return self.allocator.snapshot()["fa"], self.manager.snapshot()
 
     def num_held(self) -> tuple[int, int]:
         return self.allocator.fa.pool.use().num_held, self.manager.cache.pool.use().num_held

@@ -10,12 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-import msgspec
-
 from ksana.cache.window_match import last_valid_end
 from ksana.loading.remote_cache_loader import RemoteCacheLoader
 from ksana.loading.settings import LoaderSettings
-from ksana.loading.state import LoaderState
 from ksana.messages.base import Message
 from ksana.messages.blocks import NO_BLOCK, ResetPools
 from ksana.messages.remote import (
@@ -130,8 +127,9 @@ class World:
 
     def snapshot(self) -> None:
         """Go on with what was written and read again."""
-        data = msgspec.msgpack.encode(self.core.state)
-        self.core = RemoteCacheLoader(self.config, msgspec.msgpack.decode(data, type=LoaderState))
+        data = self.core.snapshot()
+        self.core = RemoteCacheLoader(self.config)
+        self.core.restore(data)
 
     # the scheduler
 

@@ -179,7 +179,7 @@ class LoadingWorld(World):
         self.num_refused += 1
 
     def _states(self) -> object:
-        return self.allocator.snapshot(), self.manager.snapshot() if self.manager is not None else None
+        return self.allocator.snapshot()["fa"], self.manager.snapshot() if self.manager is not None else None
 
     def give_up_confirmed(self, request_id: int, *, for_good: bool) -> None:
         """The scheduler takes a confirmed request's blocks away before it runs."""
