@@ -1,14 +1,16 @@
-"""Workloads: who asks what, when. Recorded ones are read lazily; made-up ones come from a seed."""
+"""Workloads of the hit-rate simulation: a scaled-down Mooncake trace, and conversations made from a seed."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from ksana.errors import ConfigError
+from simulations.workloads.mooncake import MOONCAKE_BLOCK, mooncake_lines
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,44 +35,25 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
 
 
-class _MooncakeLine(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
-
-
-MOONCAKE_BLOCK = 512
-"""Tokens that one hash id of a Mooncake trace stands for."""
-
-
 def read_mooncake(
     path: Path, *, block_size: int, first_token: int, num_tokens: int, limit: int | None = None
 ) -> Iterator[TraceRequest]:
-    """A Mooncake trace (JSON lines of timestamp in ms, input_length, output_length, hash_ids), scaled down.
+    """A Mooncake trace, scaled down.
 
     Each 512 tokens of the trace become `block_size` tokens here, spelled from the hash id with the
     `num_tokens` ids from `first_token` on, so that equal content stays equal and block counts stay as they
     were. Lengths are rounded up. Raises ConfigError, with the line, for anything else.
     """
-    decoder = msgspec.json.Decoder(_MooncakeLine)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines):
-            if limit is not None and number >= limit:
-                return
-            try:
-                request = decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}, line {number + 1}: {error}") from None
-            token_ids: list[int] = []
-            for hash_id in request.hash_ids:
-                token_ids += _spell(hash_id, block_size, first_token, num_tokens)
-            length = max(1, -(-request.input_length * block_size // MOONCAKE_BLOCK))
-            yield TraceRequest(
-                arrival_s=request.timestamp / 1000,
-                token_ids=tuple(token_ids[:length]),
-                max_tokens=max(1, -(-request.output_length * block_size // MOONCAKE_BLOCK)),
-            )
+    for request in islice(mooncake_lines(path), limit):
+        token_ids: list[int] = []
+        for hash_id in request.hash_ids:
+            token_ids += _spell(hash_id, block_size, first_token, num_tokens)
+        length = max(1, -(-request.input_length * block_size // MOONCAKE_BLOCK))
+        yield TraceRequest(
+            arrival_s=request.timestamp / 1000,
+            token_ids=tuple(token_ids[:length]),
+            max_tokens=max(1, -(-request.output_length * block_size // MOONCAKE_BLOCK)),
+        )
 
 
 def _spell(number: int, num_digits: int, first_token: int, base: int) -> list[int]:
