@@ -1,0 +1,128 @@
+"""What must hold of every answer and of every engine, whatever goes wrong around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ksana.errors import InvariantViolated
+from ksana.messages.outputs import Aborted, Failed, Finished, RequestEnded
+from simulations.engine import EngineSpec
+from simulations.faults import WorkerFaults
+from simulations.script import EOS_ID
+
+if TYPE_CHECKING:
+    from simulations.frontend import Asked
+
+PATIENT_S = 1e5
+"""A client with a timeout of this or more waits for ever: that it runs out means that something hung."""
+
+
+class BrokenPromise(InvariantViolated):
+    """A checker of the simulation found what must never be."""
+
+
+class EngineFacts:
+    """What is known of an engine that explains how its requests end."""
+
+    def __init__(self, spec: EngineSpec, worker_faults: WorkerFaults) -> None:
+        self.spec = spec
+        self.worker_faults = worker_faults
+        self.is_drained = False
+        self.num_losses = 0
+        """Workers lost so far."""
+        self.gave_up = False
+        """The executor has said so, at least once."""
+        self.slowest_message_s = 0.0
+        """By how much messages may be late."""
+
+
+def check_ending(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineFacts) -> None:
+    """Raises BrokenPromise unless the ending is one that the request and what happened around it explain."""
+    usage, num_prompt = ended.usage, asked.request.prompt.num_tokens
+    if usage.num_prompt_tokens != num_prompt:
+        raise BrokenPromise(f"{_name(asked)}: usage says {usage.num_prompt_tokens} prompt tokens")
+    if not 0 <= usage.num_cached_tokens < num_prompt or usage.num_cached_tokens % facts.spec.block_size:
+        raise BrokenPromise(f"{_name(asked)}: {usage.num_cached_tokens} of its prompt tokens were cached")
+    if usage.num_cached_tokens and not facts.spec.enable_prefix_caching:
+        raise BrokenPromise(f"{_name(asked)}: cached tokens, without prefix caching")
+    came_first = asked.stopped_at is not None and not _is_stop_string(ended)
+    if not (asked.left or came_first) and usage.num_output_tokens != len(asked.output_ids):
+        raise BrokenPromise(
+            f"{_name(asked)}: usage says {usage.num_output_tokens} tokens, {len(asked.output_ids)} came"
+        )
+    wrong = _what_is_wrong(asked, ended, now_s, facts)
+    if wrong is not None:
+        raise BrokenPromise(f"{_name(asked)} ended in {ended.outcome}: {wrong}")
+    _check_timing(asked, ended, now_s)
+
+
+def _is_stop_string(ended: RequestEnded) -> bool:
+    return isinstance(ended.outcome, Finished) and ended.outcome.stop_reason is not None
+
+
+def _what_is_wrong(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineFacts) -> str | None:
+    outcome, count = ended.outcome, ended.usage.num_output_tokens
+    limit = min(asked.request.max_tokens, facts.spec.max_model_len - asked.request.prompt.num_tokens)
+    if isinstance(outcome, Finished):
+        return _wrong_finish(asked, outcome, count, limit)
+    if isinstance(outcome, Aborted):
+        return None if asked.left else "nobody left"
+    return _wrong_failure(asked, outcome, now_s, facts)
+
+
+def _wrong_finish(asked: Asked, outcome: Finished, count: int, limit: int) -> str | None:
+    last = asked.script.token(count - 1) if count else None
+    if outcome.stop_reason is not None:
+        if asked.stopped_at is None and not asked.left:
+            return "no stop string was found"
+        expected = None if asked.stopped_at is None else asked.stopped_at + 1
+        return None if asked.left or count == expected else f"{count} tokens count, not {expected}"
+    if count < 1 or count > limit:
+        return f"{count} tokens, {limit} allowed"
+    if outcome.reason == "stop":
+        return None if last == EOS_ID else "the model did not end it"
+    return None if count == limit and last != EOS_ID else f"{count} tokens of {limit}, the last is {last}"
+
+
+def _wrong_failure(asked: Asked, outcome: Failed, now_s: float, facts: EngineFacts) -> str | None:
+    spec, num_prompt = facts.spec, asked.request.prompt.num_tokens
+    if outcome.status == 504:
+        if asked.request.timeout_s >= PATIENT_S:
+            return "it had all the time in the world: something hung"
+        late_s = now_s - asked.deadline_s
+        return None if 0 <= late_s <= facts.slowest_message_s + 1e-6 else f"{late_s:.6f} s late"
+    if outcome.status == 503:
+        return None if facts.is_drained or facts.gave_up else "the engine was well"
+    if outcome.code == "computation_failed":
+        position = asked.script.error_at
+        right = position is not None and (asked.left or position == len(asked.output_ids))
+        return None if right else "no such row was planned"
+    if outcome.code == "worker_lost":
+        return None if facts.num_losses >= 2 else f"{facts.num_losses} workers were lost"
+    if num_prompt >= spec.max_model_len:
+        return None if outcome.status == 400 else "the status should be 400"
+    num_tokens = min(num_prompt + asked.request.max_tokens, spec.max_model_len)
+    fits = num_tokens // spec.block_size + 1 <= spec.num_fa_blocks
+    return "it fits the pool" if fits else None
+
+
+def _check_timing(asked: Asked, ended: RequestEnded, now_s: float) -> None:
+    timing = ended.timing
+    if timing is None:
+        raise BrokenPromise(f"{_name(asked)} ended without times")
+    times = [
+        timing.arrival_s,
+        timing.first_scheduled_s,
+        timing.first_token_s,
+        timing.last_token_s,
+        now_s,
+    ]
+    known = [time for time in times if time is not None]
+    if known != sorted(known):
+        raise BrokenPromise(f"{_name(asked)}: times out of order: {timing}")
+    if (timing.first_token_s is None) != (not asked.output_ids) and not asked.left:
+        raise BrokenPromise(f"{_name(asked)}: {len(asked.output_ids)} tokens, but {timing}")
+
+
+def _name(asked: Asked) -> str:
+    return f"request {asked.request_id} (number {asked.record.index})"

@@ -1,0 +1,155 @@
+"""Watches one engine of a world: every step plan, the cache between batches, and that work goes on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ksana.cache.invariants import check_together
+from ksana.messages.base import Message, StepId
+from ksana.messages.blocks import PoolUse
+from ksana.messages.steps import StepDone, StepPlan, WorkerLost
+from ksana.runtime.actor import Address, Said
+from simulations.checkers import BrokenPromise, EngineFacts
+from simulations.engine import SimulatedEngine
+from simulations.metrics import StepLog
+from simulations.network import SlowMailboxes
+
+_CHECK_CACHE_EVERY = 4
+"""Activations of the scheduler between full checks of the cache."""
+_LOOK_EVERY_S = 0.7307
+"""At no round time, so as to fall between events."""
+
+
+class EngineWatch:
+    """A tap on all actors of one engine. Raises BrokenPromise in the task of the actor that broke it."""
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        *,
+        steps: StepLog | None = None,
+        check_cache: bool = False,
+        then: Callable[[Address, float, Sequence[Message], Sequence[Said]], None] | None = None,
+    ) -> None:
+        """`steps`: where to write them down. `check_cache`: the books of both allocators, between batches.
+        `then`: another tap."""
+        self.facts = facts
+        self.engine: SimulatedEngine
+        self._steps = steps
+        self._check_cache = check_cache
+        self._then = then
+        self._num_activations = 0
+        self._sent: deque[tuple[StepId, float, int, int]] = deque()
+        """Steps in the executor: id, when, rows, tokens."""
+        self._last_end_s = 0.0
+        self._last_step_id: StepId = 0
+
+    def tap(self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
+        if actor == "scheduler":
+            for _, message in said:
+                if isinstance(message, StepPlan):
+                    self._take_plan(message, now_s)
+            if self._check_cache:
+                self._num_activations += 1
+                if self._num_activations % _CHECK_CACHE_EVERY == 0 and not said:
+                    self.check_cache()
+        elif actor == "executor":
+            for _, message in said:
+                if isinstance(message, StepDone):
+                    self._take_done(message, now_s)
+                elif isinstance(message, WorkerLost):
+                    self.facts.num_losses += 1
+                    self.facts.gave_up = self.facts.gave_up or not message.restarting
+                    self._sent.clear()
+        if self._then is not None:
+            self._then(actor, now_s, messages, said)
+
+    def _take_plan(self, plan: StepPlan, now_s: float) -> None:
+        spec, num_tokens = self.facts.spec, sum([row.num_tokens for row in plan.rows])
+        if num_tokens > spec.max_num_batched_tokens or not plan.rows:
+            raise BrokenPromise(f"step {plan.step_id} computes {num_tokens} tokens in {len(plan.rows)} rows")
+        if len(plan.rows) > spec.max_num_seqs:
+            raise BrokenPromise(f"step {plan.step_id} has {len(plan.rows)} rows, {spec.max_num_seqs} allowed")
+        if len({row.request_id for row in plan.rows}) < len(plan.rows):
+            raise BrokenPromise(f"step {plan.step_id} has two rows of one request")
+        if plan.step_id <= self._last_step_id:
+            raise BrokenPromise(f"step {plan.step_id} after step {self._last_step_id}")
+        self._last_step_id = plan.step_id
+        self._sent.append((plan.step_id, now_s, len(plan.rows), num_tokens))
+        if len(self._sent) > (2 if spec.plan_ahead else 1):
+            raise BrokenPromise(f"{len(self._sent)} steps in the executor at once")
+
+    def _take_done(self, done: StepDone, now_s: float) -> None:
+        while self._sent and self._sent[0][0] < done.step_id:
+            self._sent.popleft()
+        if not self._sent:
+            return
+        _, sent_s, num_rows, num_tokens = self._sent.popleft()
+        if self._steps is not None:
+            self._steps.append(max(sent_s, self._last_end_s), now_s, num_rows, num_tokens)
+        self._last_end_s = now_s
+
+    def check_cache(self) -> None:
+        """The books of block allocator and SWA cache manager, if nothing is on its way between them."""
+        cores, mailboxes = self.engine.cores, self.engine.mailboxes
+        if mailboxes.allocators_are_quiet() and not cores.allocator.is_batch_open:
+            check_together(cores.allocator, cores.manager)
+
+    async def watch(self) -> None:
+        """Look, now and then, whether there is work that nobody does. Runs until cancelled."""
+        before: tuple[StepId, int] | None = None
+        while True:
+            await trio.sleep(_LOOK_EVERY_S)
+            now = self._idle_with_work()
+            if now is not None and now == before:
+                status = self.engine.status()
+                raise BrokenPromise(
+                    f"nobody works: {status.num_running} running and {status.num_waiting} waiting requests, "
+                    f"no step, plan, load or message under way; the last step is {status.last_step_id}"
+                )
+            before = now
+
+    def _idle_with_work(self) -> tuple[StepId, int] | None:
+        """Where the scheduler stands, if it has work and yet nothing is under way."""
+        status = self.engine.status()
+        if not status.has_work or status.worker != "ready" or status.num_loading:
+            return None
+        if status.num_steps_in_flight or self.engine.cores.allocator.is_batch_open or not self._is_quiet():
+            return None
+        if any(use.num_held for use in self.uses()):
+            return None  # for write-back; the store's deadline frees them
+        return status.last_step_id, status.num_waiting
+
+    def _is_quiet(self) -> bool:
+        mailboxes = self.engine.mailboxes
+        if isinstance(mailboxes, SlowMailboxes) and mailboxes.num_on_the_way():
+            return False
+        return not (len(mailboxes.scheduler) or len(mailboxes.executor)) and mailboxes.allocators_are_quiet()
+
+    def uses(self) -> list[PoolUse]:
+        cores = self.engine.cores
+        uses = [cores.allocator.fa.pool.use()]
+        if cores.manager is not None:
+            uses.append(cores.manager.cache.pool.use())
+        return uses
+
+    def is_settled(self) -> bool:
+        """Every block is free or cache, and nothing is under way."""
+        if self.engine.status().has_work or not self._is_quiet():
+            return False
+        return all(use.num_free + use.num_cached == use.num_blocks for use in self.uses())
+
+    def check_settled(self) -> None:
+        """At the end: raises BrokenPromise for what has leaked."""
+        if not self.is_settled():
+            uses = ", ".join(str(use) for use in self.uses())
+            raise BrokenPromise(f"not all is given back when everything is over: {uses}")
+        self.check_cache()
+        cores = self.engine.cores
+        if cores.allocator.fa.requests or cores.allocator.fa.loads or cores.allocator.fa.holds:
+            raise BrokenPromise(f"the block allocator remembers {list(cores.allocator.fa.requests)}")
+        if cores.allocator.fa.num_set_aside:
+            raise BrokenPromise(f"{cores.allocator.fa.num_set_aside} blocks are set aside for nobody")

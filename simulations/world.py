@@ -1,0 +1,340 @@
+"""A world: engines, the store they share, links, clients, faults and checkers on one seeded virtual clock.
+
+    record = run_world(WorldSpec(engines=(EngineSpec(),)), OpenLoop(iter(requests)), seed=1)
+
+No threads, no wall time, no torch. The same spec, workload and seed give the same messages, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from ksana.costs.step_cost import StepCost
+from ksana.messages.base import Message
+from ksana.messages.blocks import PoolUse
+from ksana.runtime.actor import Address, Said, Tap
+from ksana.runtime.clock import now_s
+from ksana.runtime.deterministic import run_deterministic
+from ksana.runtime.virtual_clock import VirtualClock
+from ksana.stores.simulated import SimulatedStore
+from simulations.agenda import Agenda
+from simulations.checkers import BrokenPromise, EngineFacts
+from simulations.engine import EngineSpec, SimulatedEngine
+from simulations.faults import BadRow, Fault, FaultHand, FaultyCost, Poison, WorkerFaults, engines_named
+from simulations.frontend import Asked, FrontEnd
+from simulations.metrics import EngineRecord, EngineSample, FaultRecord, RequestRecord, RunRecord, StepLog
+from simulations.network import Link, SlowMailboxes
+from simulations.requests import Ending, SimRequest, Workload
+from simulations.routing import Router
+from simulations.scenario import WorldSpec
+from simulations.script import Scripts
+from simulations.watch import EngineWatch
+
+_SETTLE_WITHIN_S = 60.0
+"""After the last ending: write-backs end, at the latest at the store's deadline."""
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run writes down, and how closely it looks. All of it costs time."""
+
+    digest: bool = False
+    steps: bool = False
+    token_times: bool = False
+    check_answers: bool = True
+    """Every token against its script."""
+    check_cache: bool = False
+    """The invariants of the cache after every message, and now and then of everything."""
+
+
+CHECK_ALL = Keep(digest=True, check_cache=True)
+
+
+def run_world(
+    spec: WorldSpec,
+    workload: Workload,
+    *,
+    seed: int = 0,
+    cost: StepCost | None = None,
+    keep: Keep | None = None,
+    title: str = "",
+) -> RunRecord:
+    """Run it to its end. `cost` instead of the spec's.
+
+    Raises ConfigError for an impossible spec, and InvariantViolated (or what else an actor raised) when a
+    promise is broken.
+    """
+    spec.check()
+
+    async def main() -> RunRecord:
+        return await _World(spec, workload, seed, cost or spec.cost, keep or Keep()).run(title)
+
+    try:
+        return run_deterministic(seed, main, VirtualClock())
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first exception in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _Machine:
+    """One engine and what belongs to it."""
+
+    def __init__(self, world: _World, index: int, spec: EngineSpec) -> None:
+        self.name = f"engine-{index}"
+        self.spec = spec
+        self.worker_faults = WorkerFaults()
+        self.facts = EngineFacts(spec, self.worker_faults)
+        self.cost = FaultyCost(world.cost)
+        keep, checked = world.keep, world.spec.fidelity == "checked"
+        self.scripts = Scripts()
+        self.front = FrontEnd(
+            self.name,
+            spec.num_slots,
+            scripts=self.scripts,
+            link=Link(world.spec.to_engines, world.agenda),
+            facts=self.facts,
+            ended=world.take_ending,
+            check_answers=keep.check_answers,
+            keep_token_times=keep.token_times,
+            keep_prompts=checked,
+        )
+        self.store: SimulatedStore | None = None
+        if world.spec.store is not None:
+            self.store = SimulatedStore(
+                world.seed * 31 + index,
+                latency_s=world.spec.store.latency_s,
+                jitter=world.spec.store.jitter,
+                bytes_per_s=world.spec.store.bytes_per_s,
+                values=world.stored,
+            )
+        self.record = EngineRecord(name=self.name, steps=StepLog() if keep.steps else None)
+        self.watch = EngineWatch(
+            self.facts,
+            steps=self.record.steps,
+            check_cache=keep.check_cache,
+            then=world.log.tap(self.name) if world.log is not None else None,
+        )
+        is_slowable = any(engines_named(fault) == index for fault in world.spec.faults)
+        self.engine = SimulatedEngine(
+            spec,
+            cost=self.cost,
+            tokens=self.scripts,
+            listener=self.front.take_outputs,
+            store=self.store,
+            tap=self.watch.tap,
+            check_messages=keep.check_cache,
+            fault=self.worker_faults.step,
+            start_fault=self.worker_faults.start,
+            mailboxes=SlowMailboxes(spec.num_slots, spec.max_remote_loads, world.agenda)
+            if is_slowable
+            else None,
+        )
+        self.front.engine = self.engine
+        self.watch.engine = self.engine
+
+    @property
+    def is_drained(self) -> bool:
+        return self.facts.is_drained
+
+    @is_drained.setter
+    def is_drained(self, drained: bool) -> None:
+        self.facts.is_drained = drained
+
+    def disconnect(self, share: float, rng: random.Random) -> None:
+        self.front.disconnect(share, rng)
+
+    def sample(self) -> None:
+        status = self.engine.status()
+        fa, *swa = self.watch.uses()
+        cache = status.cache
+        self.record.samples.append(
+            EngineSample(
+                at_s=now_s(),
+                num_running=status.num_running,
+                num_waiting=status.num_waiting - status.num_loading,
+                num_loading=status.num_loading,
+                fa_use=_share(fa),
+                swa_use=_share(swa[0]) if swa else 0.0,
+                num_queried_tokens=cache.num_queried_tokens if cache else 0,
+                num_hit_tokens=cache.num_hit_tokens if cache else 0,
+            )
+        )
+
+    def count(self) -> None:
+        """Fill the record's counters, at the end of the run."""
+        status = self.engine.status()
+        self.record.counters.update(msgspec.to_builtins(status.counters))
+        totals = self.engine.cores.allocator.totals
+        self.record.counters.update(msgspec.to_builtins(totals))
+        self.record.counters["num_worker_restarts"] = self.engine.executor.num_restarts
+        self.record.counters["num_refused"] = self.front.num_refused
+        self.record.counters["num_loads"] = status.num_loads
+
+
+class _World:
+    def __init__(self, spec: WorldSpec, workload: Workload, seed: int, cost: StepCost, keep: Keep) -> None:
+        self.spec = spec
+        self.seed = seed
+        self.cost = cost
+        self.keep = keep
+        self.agenda = Agenda()
+        self.log = _WorldLog() if keep.digest else None
+        self.stored: dict[bytes, bytes] = {}
+        self.requests: list[RequestRecord] = []
+        self.faults: list[FaultRecord] = []
+        self.machines = [_Machine(self, index, engine) for index, engine in enumerate(spec.all_engines)]
+        self._router = Router(spec.routing, [machine.front for machine in self.machines])
+        self._workload = workload
+        self._row_faults = {f.request: f for f in spec.faults if isinstance(f, BadRow | Poison)}
+        self._num_open = 0
+        """Requests that will come or have not ended."""
+        self._all_came = False
+        self._over = trio.Event()
+
+    async def run(self, title: str) -> RunRecord:
+        began_s = time.perf_counter()  # for the report only
+        hand = FaultHand(
+            self.agenda, list(self.machines), ask=self._ask, told=self._fault_came, seed=self.seed
+        )
+        hand.plan(self.spec.faults)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.agenda.run)
+            for machine in self.machines:
+                nursery.start_soon(machine.engine.run)
+                nursery.start_soon(machine.watch.watch)
+            if self.spec.sample_every_s:
+                nursery.start_soon(self._sample)
+            self._await_next(self._workload.first())
+            with trio.move_on_at(self.spec.until_s) as scope:
+                await self._over.wait()
+            if scope.cancelled_caught:
+                raise BrokenPromise(f"{self._num_open} requests had not ended after {self.spec.until_s} s")
+            over_s = now_s()
+            await self._settle()
+            nursery.cancel_scope.cancel()
+        return self._report(title, over_s, time.perf_counter() - began_s)
+
+    # Clients
+
+    def _await_next(self, requests: Iterator[SimRequest]) -> None:
+        """Enter the next request into the agenda; the one after it when that has come."""
+        request = next(requests, None)
+        if request is None:
+            self._all_came = True
+            self._look_whether_over()
+            return
+        self._num_open += 1
+
+        def come() -> None:
+            self._ask_counted(request)
+            self._await_next(requests)
+
+        self.agenda.at(request.arrival_s, come)
+
+    def _ask(self, request: SimRequest) -> None:
+        """A request that comes now."""
+        self._num_open += 1
+        self._ask_counted(request)
+
+    def _ask_counted(self, request: SimRequest) -> None:
+        index = len(self.requests)
+        front = self.machines[self._router.choose(request)].front
+        record = front.new_record(request, index)
+        record.arrival_s = now_s()
+        self.requests.append(record)
+        asked = Asked(request, record, seed=index + 1)
+        fault = self._row_faults.get(index)
+        if isinstance(fault, BadRow):
+            asked.error_at = fault.position
+        elif fault is not None:
+            asked.poison_at = fault.position
+        front.ask(asked)
+
+    def take_ending(self, ending: Ending) -> None:
+        follows = self._workload.after(ending)
+        if follows is not None:
+            self._num_open += 1
+            self.agenda.at(max(follows.arrival_s, ending.at_s), lambda: self._ask_counted(follows))
+        self._num_open -= 1
+        self._look_whether_over()
+
+    def _look_whether_over(self) -> None:
+        if self._all_came and not self._num_open:
+            self._over.set()
+
+    def _fault_came(self, fault: Fault, text: str) -> None:
+        index = engines_named(fault)
+        target = "clients" if index is None else self.machines[index].name
+        self.faults.append(FaultRecord(at_s=now_s(), target=target, text=text))
+
+    # The world itself
+
+    async def _sample(self) -> None:
+        while True:
+            for machine in self.machines:
+                machine.sample()
+            await trio.sleep(self.spec.sample_every_s)
+
+    async def _settle(self) -> None:
+        """Wait until nothing is under way, then hold the books against each other."""
+        with trio.move_on_after(_SETTLE_WITHIN_S):
+            while not all(m.watch.is_settled() and not m.front.open for m in self.machines):  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        for machine in self.machines:
+            if machine.front.open:
+                raise BrokenPromise(f"requests whose clients left never ended: {list(machine.front.open)}")
+            machine.watch.check_settled()
+
+    def _report(self, title: str, over_s: float, wall_s: float) -> RunRecord:
+        for machine in self.machines:
+            machine.count()
+        settings: dict[str, Any] = msgspec.to_builtins(self.spec)
+        return RunRecord(
+            title=title,
+            seed=self.seed,
+            settings=settings,
+            requests=self.requests,
+            engines=[machine.record for machine in self.machines],
+            faults=self.faults,
+            counters=dict(sorted(self.log.counts.items())) if self.log is not None else {},
+            virtual_s=over_s,
+            wall_s=wall_s,
+            digest=self.log.hexdigest() if self.log is not None else "",
+        )
+
+
+class _WorldLog:
+    """A fingerprint of every activation of every actor of every engine, in order, and counts of messages."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._sha256 = hashlib.sha256()
+        self._encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
+
+    def tap(self, engine: str) -> Tap:
+        def tap(actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
+            self._sha256.update(self._encode((engine, actor, now_s, messages, said)))
+            for _, message in said:
+                self.counts[type(message).__name__] += 1
+
+        return tap
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _share(use: PoolUse) -> float:
+    return 1 - (use.num_free + use.num_cached) / use.num_blocks
