@@ -8,6 +8,7 @@ to be said to whom. It never waits, reads a clock or knows a channel. One *activ
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -51,6 +52,37 @@ Tap = Callable[[Address, float, Sequence[Message], Sequence[Said]], None]
 """Told of every activation after it: actor, time, messages in, messages out."""
 
 
+class Recorder(ABC):
+    """A tap that is also told of an activation in which the core raised: the one a person wants to see."""
+
+    @abstractmethod
+    def __call__(
+        self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]
+    ) -> None: ...
+
+    @abstractmethod
+    def broke(self, actor: Address, now_s: float, messages: Sequence[Message], error: Exception) -> None:
+        """The core raised `error`; nothing of what it may have said was sent."""
+
+
+class Taps(Recorder):
+    """Several taps as one, told in order."""
+
+    def __init__(self, *taps: Tap) -> None:
+        self._taps = taps
+
+    def __call__(
+        self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]
+    ) -> None:
+        for tap in self._taps:
+            tap(actor, now_s, messages, said)
+
+    def broke(self, actor: Address, now_s: float, messages: Sequence[Message], error: Exception) -> None:
+        for tap in self._taps:
+            if isinstance(tap, Recorder):
+                tap.broke(actor, now_s, messages, error)
+
+
 async def run_actor(
     name: Address,
     core: Core,
@@ -83,7 +115,12 @@ def _activate(
     name: Address, core: Core, messages: Sequence[Message], post: Mapping[Address, Post], tap: Tap | None
 ) -> None:
     now = now_s()
-    said = list(core.handle(now, messages))
+    try:
+        said = list(core.handle(now, messages))
+    except Exception as error:
+        if isinstance(tap, Recorder):
+            tap.broke(name, now, messages, error)
+        raise
     if tap is not None:
         tap(name, now, messages, said)
     for address, message in said:

@@ -3,10 +3,11 @@ from collections.abc import Sequence
 import pytest
 import trio
 
+from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
 from ksana.messages.requests import Abort
 from ksana.messages.steps import WorkerReady
-from ksana.runtime.actor import Address, Said, run_actor
+from ksana.runtime.actor import Address, Recorder, Said, Taps, run_actor
 from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.virtual_clock import VirtualClock
 
@@ -118,3 +119,47 @@ def test_a_message_that_comes_with_the_timer_is_not_followed_by_an_empty_activat
 
 def _drop(message: Message) -> None:
     pass
+
+
+class Heard(Recorder):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, int, int]] = []
+        self.broken: list[tuple[float, int, str]] = []
+
+    def __call__(
+        self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]
+    ) -> None:
+        self.told.append((now_s, len(messages), len(said)))
+
+    def broke(self, actor: Address, now_s: float, messages: Sequence[Message], error: Exception) -> None:
+        self.broken.append((now_s, len(messages), str(error)))
+
+
+def test_a_recorder_is_told_of_the_activation_that_broke_and_other_taps_are_not() -> None:
+    class Breaks(Echo):
+        def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
+            if len(self.activations) == 1:
+                raise InvariantViolated("of no use any more")
+            return super().handle(now_s, messages)
+
+    recorder, plain = Heard(), list[float]()
+
+    async def main() -> None:
+        mailbox: Mailbox[Message] = Mailbox("m", 8)
+        taps = Taps(recorder, lambda _name, now_s, _got, _said: plain.append(now_s))
+        async with trio.open_nursery() as nursery:
+            post = {"scheduler": _drop, "executor": _drop}
+            nursery.start_soon(run_actor, "tokenizer", Breaks(), mailbox, post, taps)
+            mailbox.put(Abort(request_id=1))
+            await trio.sleep(1)
+            mailbox.put(Abort(request_id=2))
+            mailbox.put(Abort(request_id=3))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        trio.run(main, clock=VirtualClock())
+    assert raised.group_contains(InvariantViolated, match="of no use")
+    assert recorder.told == [(0, 1, 1)]
+    assert recorder.broken == [(1, 2, "of no use any more")]
+    assert plain == [0]
