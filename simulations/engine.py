@@ -23,11 +23,13 @@ from ksana.messages.base import Message, RequestId
 from ksana.messages.outputs import StepOutputs
 from ksana.messages.requests import Abort, AddRequest, StopStringFound
 from ksana.remote_cache import RemoteCache
-from ksana.runtime.actor import Tap
+from ksana.runtime.actor import Post, Tap
 from ksana.scheduling.settings import SchedulerSettings
 from ksana.scheduling.status import SchedulerStatus
 from ksana.stores.store import Store
 from ksana.wiring import Cores, Mailboxes, run_deciders
+from simulations.executor import LeanExecutor
+from simulations.fast_worker import FastWorker
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,10 +116,14 @@ class SimulatedEngine:
         fault: Fault | None = None,
         start_fault: StartFault | None = None,
         mailboxes: Mailboxes | None = None,
+        fast: bool = False,
+        host_s: float = 0.0,
     ) -> None:
         """`tokens`: what the model answers. `listener` is told in the scheduler's task, and may call `abort`
         and `stop`. With a `store` the engine has a remote cache; the store is the caller's to close.
-        `mailboxes`: others than usual, for instance slow ones."""
+        `mailboxes`: others than usual, for instance slow ones. `fast`: the device keeps no KV content and
+        checks nothing; times and tokens are the same. `host_s`: from a step's end to the begin of the next,
+        where that was not planned ahead."""
         self.spec = spec
         config = spec.cache_config(has_store=store is not None)
         self.cores = Cores.fresh(spec.scheduler_settings(has_store=store is not None), config)
@@ -132,26 +138,46 @@ class SimulatedEngine:
             staging = StagingMemory.create(spec.num_staging_slots, simulated_block_bytes(spec.block_size))
             self.remote = RemoteCache(store, staging, spec.loader_settings(config))
         self.backend = SimulatedBackend(
-            lambda: SimulatedWorker(
-                tokens,
-                block_size=spec.block_size,
-                num_fa_blocks=spec.num_fa_blocks,
-                num_swa_blocks=spec.num_swa_blocks,
-                sliding_window=spec.sliding_window,
-                staging=staging,
-            ),
+            lambda: FastWorker(tokens) if fast else self._checking_worker(tokens, staging),
             cost=cost,
             start_time_s=spec.start_time_s,
             fault=fault,
             start_fault=start_fault,
+            host_s=host_s,
         )
-        self.executor = DeviceExecutor(
-            self.backend,
-            self.mailboxes.executor,
-            scheduler=self.mailboxes.scheduler.put,
-            step_timeout_s=spec.step_timeout_s,
-            remote_cache_loader=self.mailboxes.remote_cache_loader.put if self.remote is not None else None,
-            tap=tap,
+        scheduler = self.mailboxes.scheduler.put
+        loader = self.mailboxes.remote_cache_loader.put if self.remote is not None else None
+        self.executor: DeviceExecutor
+        self._executor_post: Post
+        if fast and mailboxes is None:
+            lean = LeanExecutor(
+                self.backend,
+                scheduler=scheduler,
+                step_timeout_s=spec.step_timeout_s,
+                remote_cache_loader=loader,
+                tap=tap,
+            )
+            self.executor, self._executor_post = lean, lean.post
+        else:
+            self.executor = DeviceExecutor(
+                self.backend,
+                self.mailboxes.executor,
+                scheduler=scheduler,
+                step_timeout_s=spec.step_timeout_s,
+                remote_cache_loader=loader,
+                tap=tap,
+            )
+            self._executor_post = self.mailboxes.executor.put
+
+    def _checking_worker(self, tokens: TokenSource, staging: StagingMemory | None) -> SimulatedWorker:
+        spec = self.spec
+        return SimulatedWorker(
+            tokens,
+            block_size=spec.block_size,
+            num_fa_blocks=spec.num_fa_blocks,
+            num_swa_blocks=spec.num_swa_blocks,
+            sliding_window=spec.sliding_window,
+            staging=staging,
         )
 
     async def run(self) -> None:
@@ -164,7 +190,7 @@ class SimulatedEngine:
                     self.cores,
                     self.mailboxes,
                     tokenizer=self._take_outputs,
-                    executor=self.mailboxes.executor.put,
+                    executor=self._executor_post,
                     is_idle=lambda: self._num_open == 0,
                     remote=self.remote,
                     tap=self._tap,
@@ -189,6 +215,14 @@ class SimulatedEngine:
         self.mailboxes.scheduler.put(
             StopStringFound(request_id=request_id, token_index=token_index, stop_string=stop_string)
         )
+
+    def crash_worker(self, reason: str) -> None:
+        """The worker dies now, and is replaced as in a real engine."""
+        self.backend.kill(reason)
+
+    def slow_worker(self, factor: float) -> None:
+        """Steps take so many times as long from the next one on; 1 ends it."""
+        self.backend.slowdown = factor
 
     def status(self) -> SchedulerStatus:
         return self.cores.scheduler.status()
