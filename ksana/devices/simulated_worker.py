@@ -171,10 +171,15 @@ class SimulatedWorker:
             self._write(row)
         for row in runnable:
             self._check(row)
+        results = tuple(self._result(row) for row in plan.rows)
+        if plan.rehearsal is not None:
+            for row in runnable:
+                if row.sample:  # what was sampled is not kept
+                    del self._requests[row.request_id].token_ids[row.start + row.num_tokens :]
         return StepDone(
             pool_epoch=plan.pool_epoch,
             step_id=plan.step_id,
-            results=tuple(self._result(row) for row in plan.rows),
+            results=results,
             times=StepTimes(prepare_ns=0, forward_ns=0, sample_ns=0),
         )
 

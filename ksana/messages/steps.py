@@ -43,6 +43,18 @@ class NewRow(Value):
     """End-of-sequence and stop tokens: not sampled before output position `sampling.min_tokens`."""
 
 
+class Rehearsal(Value):
+    """A step of the performance backend: the tokens it samples are told, but the worker does not keep them,
+    so that the same step can be run again."""
+
+    fill_seed: int | None = None
+    """Not None: nothing is computed. The KV of the rows' tokens is filled with values made from this seed."""
+    num_layer_rounds: int = 1
+    """How often the decoder layers run, one pass after the other."""
+    trace_operators: bool = False
+    """Measure each operator, which slows the step down."""
+
+
 class StepPlan(Message):
     """scheduler -> executor -> worker. Order: drop, new, edits, copies, rows."""
 
@@ -54,6 +66,8 @@ class StepPlan(Message):
     """Requests the worker may forget."""
     edits: tuple[TableEdits, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    rehearsal: Rehearsal | None = None
+    """None but for the performance backend."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -75,6 +89,14 @@ class StepTimes(Value):
     sample_ns: int
 
 
+class OperatorTime(Value):
+    """All calls of one operator in one step."""
+
+    name: str
+    total_ns: int
+    num_calls: int
+
+
 class StepDone(Message):
     """worker -> executor -> scheduler. One result per row, in the order of the plan's rows."""
 
@@ -82,6 +104,8 @@ class StepDone(Message):
     step_id: StepId
     results: tuple[RowResult, ...]
     times: StepTimes
+    operators: tuple[OperatorTime, ...] = ()
+    """Only where the plan asked for them; by falling time."""
     schema_version: int = SCHEMA_VERSION
 
 

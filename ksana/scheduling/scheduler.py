@@ -19,6 +19,7 @@ from ksana.scheduling.answers import take_answer
 from ksana.scheduling.crashes import fail_all, settle_trials, worker_lost, worker_ready
 from ksana.scheduling.lifecycle import add, end, has_work, retire_leaving
 from ksana.scheduling.planner import make_plan
+from ksana.scheduling.policy import Policy
 from ksana.scheduling.remote_loads import start_loads, take_loaded
 from ksana.scheduling.results import take_results
 from ksana.scheduling.settings import SchedulerSettings
@@ -46,8 +47,10 @@ class Scheduler:
     64 about 0.1 ms.
     """
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, policy: Policy | None = None) -> None:
+        """`policy` decides on the next step instead of the planner; see `ksana.scheduling.policy`."""
         self.settings = settings
+        self._policy = policy
         self._state = SchedulerState()
 
     def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
@@ -66,7 +69,10 @@ class Scheduler:
             state.num_changes += 1
         if self.settings.max_remote_loads:
             start_loads(state, self.settings, act)
-        plan = make_plan(state, self.settings)
+        if self._policy is None:
+            plan = make_plan(state, self.settings)
+        else:
+            plan = self._policy.plan(state, self.settings, act)
 
         said = act.said
         if plan is not None:
@@ -116,6 +122,8 @@ class Scheduler:
 
     def _receive(self, message: Message, act: Activation) -> None:
         state = self._state
+        if self._policy is not None and self._policy.receive(state, self.settings, message, act):
+            return
         if isinstance(message, StepDone):
             take_results(state, self.settings, message, act)
         elif isinstance(message, BlocksPlanned):

@@ -32,8 +32,12 @@ def every_message_type() -> set[str]:
     return leaves(Message)
 
 
+OF_OTHER_PRODUCERS = {"AddInferRequest", "InferBatchReady", "RunInferRound"}
+"""Only the performance backend says these and is told them; `tests/perf` exercises them on a whole engine."""
+
+
 def test_every_message_type_is_said_and_there_are_many(report: SmokeReport) -> None:
-    assert set(report.messages) == every_message_type()
+    assert set(report.messages) == every_message_type() - OF_OTHER_PRODUCERS
     assert report.num_messages >= 10_000
 
 
