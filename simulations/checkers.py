@@ -57,7 +57,7 @@ def check_ending(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineF
 
 
 def _is_stop_string(ended: RequestEnded) -> bool:
-    return isinstance(ended.outcome, Finished) and ended.outcome.stop_reason is not None
+    return isinstance(ended.outcome, Finished) and isinstance(ended.outcome.stop_reason, str)
 
 
 def _what_is_wrong(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineFacts) -> str | None:
@@ -72,16 +72,23 @@ def _what_is_wrong(asked: Asked, ended: RequestEnded, now_s: float, facts: Engin
 
 def _wrong_finish(asked: Asked, outcome: Finished, count: int, limit: int) -> str | None:
     last = asked.script.token(count - 1) if count else None
-    if outcome.stop_reason is not None:
+    stop_id = asked.request.stop_token_id
+    ends = set() if asked.request.ignore_eos else {EOS_ID}
+    if stop_id is not None:
+        ends.add(stop_id)
+    if isinstance(outcome.stop_reason, str):
         if asked.stopped_at is None and not asked.left:
             return "no stop string was found"
         expected = None if asked.stopped_at is None else asked.stopped_at + 1
         return None if asked.left or count == expected else f"{count} tokens count, not {expected}"
     if count < 1 or count > limit:
         return f"{count} tokens, {limit} allowed"
+    if count < asked.request.min_tokens:
+        return f"{count} tokens, at least {asked.request.min_tokens} were wanted"
     if outcome.reason == "stop":
-        return None if last == EOS_ID else "the model did not end it"
-    return None if count == limit and last != EOS_ID else f"{count} tokens of {limit}, the last is {last}"
+        expected = None if last == EOS_ID else last
+        return None if last in ends and outcome.stop_reason == expected else "nothing stopped it there"
+    return None if count == limit and last not in ends else f"{count} tokens of {limit}, the last is {last}"
 
 
 def _wrong_failure(asked: Asked, outcome: Failed, now_s: float, facts: EngineFacts) -> str | None:

@@ -132,7 +132,7 @@ class FrontEnd:
             AddRequest(
                 request_id=asked.request_id,
                 prompt_token_ids=prompt_ids,
-                sampling=SamplingParams(seed=asked.seed, max_tokens=request.max_tokens),
+                sampling=_sampling(request, asked.seed),
                 eos_token_ids=(EOS_ID,),
                 arrival_time_s=asked.record.arrival_s,
                 deadline_s=asked.deadline_s,
@@ -234,6 +234,16 @@ class FrontEnd:
             token_times_s=array("d") if self._keep_token_times else None,
             session=request.session,
         )
+
+
+def _sampling(request: SimRequest, seed: int) -> SamplingParams:
+    return SamplingParams(
+        seed=seed,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=() if request.stop_token_id is None else (request.stop_token_id,),
+    )
 
 
 def ending_name(outcome: Outcome) -> str:

@@ -83,6 +83,12 @@ class SimRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the model answers before it ends by itself, its end token included; None: it goes on until
     `max_tokens`."""
     max_tokens: int
+    min_tokens: int = 0
+    """The model's own end is not sampled before so many output tokens."""
+    ignore_eos: bool = False
+    """The model's own end does not end the request."""
+    stop_token_id: int | None = None
+    """What the model says at its end instead of its end token; the client names it as a stop token."""
     seed: int = 0
     cache_salt: str = ""
     timeout_s: float = 1e6

@@ -12,24 +12,30 @@ from simulations.requests import FIRST_TOKEN, SPELLING_BASE, SimRequest
 
 EOS_ID = 1
 """Never sampled but at the end of an answer."""
+STOP_TOKEN_ID = 2
+"""A token that only requests which stop at it are answered with."""
 
 
 class Script:
     """The answer to one request. Equal prompts and seeds have equal tokens."""
 
-    __slots__ = ("base", "error_at", "num_output_tokens", "prompt_ids")
+    __slots__ = ("_num_output_tokens", "base", "end_id", "error_at", "min_tokens", "prompt_ids")
 
     def __init__(self, request: SimRequest, prompt_ids: tuple[int, ...], *, keep_prompt: bool) -> None:
         """`keep_prompt`: so that the worker's copy can be held against it."""
         self.base = zlib.crc32(array("i", prompt_ids).tobytes(), request.seed & 0xFFFFFFFF)
-        self.num_output_tokens = request.num_output_tokens
+        self.min_tokens = request.min_tokens
+        self.end_id = EOS_ID if request.stop_token_id is None else request.stop_token_id
+        self._num_output_tokens = request.num_output_tokens
+        if self._num_output_tokens is not None:
+            self._num_output_tokens = max(self._num_output_tokens, request.min_tokens)
         self.prompt_ids = prompt_ids if keep_prompt else None
         self.error_at: int | None = None
         """Output position whose row gives an error instead of a token."""
 
     def token(self, position: int) -> int:
-        if position + 1 == self.num_output_tokens:
-            return EOS_ID
+        if position + 1 == self._num_output_tokens:
+            return self.end_id
         return FIRST_TOKEN + ((self.base ^ (position * 0x9E3779B1)) >> 7) % SPELLING_BASE
 
     def tokens(self, first: int, count: int) -> tuple[int, ...]:
@@ -57,6 +63,8 @@ class Scripts:
             return "NaN in the logits"
         if script.prompt_ids is not None:
             self._check_known(request, script, position)
+            if position + 1 < script.min_tokens and script.end_id not in request.suppressed_token_ids:
+                return script.end_id  # a model that would like to end as soon as it is let
         return script.token(position)
 
     def _check_known(self, request: KnownRequest, script: Script, position: int) -> None:
