@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ksana.errors import ConfigError
-from simulations.requests import MAX_CONTENT_ID, NamedText, OpenLoop, SimRequest, Workload
+from simulations.requests import OpenLoop, SimRequest, Workload
 from simulations.workloads.lengths import parse_lengths
-from simulations.workloads.lines import MAX_TOKENS
 from simulations.workloads.made_up import ClosedLoop, Sessions, Texts, open_requests
 from simulations.workloads.trace_files import read_trace
 
@@ -81,20 +80,7 @@ class TraceSpec(msgspec.Struct, frozen=True, kw_only=True, tag="trace", forbid_u
         _positive("speedup", self.speedup)
 
 
-class ListedSpec(msgspec.Struct, frozen=True, kw_only=True, tag="listed", forbid_unknown_fields=True):
-    """Requests one by one, by arrival."""
-
-    requests: tuple[SimRequest, ...]
-
-    def __post_init__(self) -> None:
-        arrivals = [request.arrival_s for request in self.requests]
-        if arrivals != sorted(arrivals):
-            raise ConfigError("listed requests stand in the order of their arrival")
-        for index, request in enumerate(self.requests):
-            _check_listed(index, request)
-
-
-WorkloadSpec = OpenSpec | ClosedSpec | SessionsSpec | TraceSpec | ListedSpec
+WorkloadSpec = OpenSpec | ClosedSpec | SessionsSpec | TraceSpec
 
 
 def open_workload(spec: WorkloadSpec, seed: int) -> Workload:
@@ -126,22 +112,6 @@ def open_workload(spec: WorkloadSpec, seed: int) -> Workload:
             if spec.limit is not None:
                 requests = islice(requests, spec.limit)
             return OpenLoop(_sped_up(requests, spec.speedup))
-        case ListedSpec():
-            return OpenLoop(iter(spec.requests))
-
-
-def _check_listed(index: int, request: SimRequest) -> None:
-    """What a reader or a generator would not have made."""
-    wrong = None
-    named = [part for part in request.prompt.parts if isinstance(part, NamedText)]
-    if not math.isfinite(request.arrival_s) or request.arrival_s < 0:
-        wrong = f"cannot arrive at {request.arrival_s:g} s"
-    elif any(not 0 <= text.content_id <= MAX_CONTENT_ID or text.num_tokens < 0 for text in named):
-        wrong = f"content ids go from 0 to {MAX_CONTENT_ID}, lengths from 0"
-    elif not 1 <= request.prompt.num_tokens <= MAX_TOKENS or not 1 <= request.max_tokens <= MAX_TOKENS:
-        wrong = f"prompts and answers have 1 to {MAX_TOKENS:,} tokens"
-    if wrong is not None:
-        raise ConfigError(f"listed request {index}: {wrong}")
 
 
 def _sped_up(requests: Iterator[SimRequest], speedup: float) -> Iterator[SimRequest]:

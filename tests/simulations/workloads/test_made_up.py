@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from itertools import islice, pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +16,6 @@ from simulations.workloads.lengths import parse_lengths
 from simulations.workloads.made_up import Texts, arrival_gaps
 from simulations.workloads.spec import (
     ClosedSpec,
-    ListedSpec,
     OpenSpec,
     SessionsSpec,
     TraceSpec,
@@ -146,7 +146,8 @@ def test_a_conversation_ends_early() -> None:
         {"type": "sessions", "turns": "0"},
         {"type": "trace", "path": "x", "speedup": -2},
         {"type": "trace", "path": "x", "limit": 0},
-        {"type": "listed", "requests": [], "more": 1},
+        {"type": "trace", "path": "x", "more": 1},
+        {"type": "listed"},
     ],
 )
 def test_hostile_specs(text: object) -> None:
@@ -154,17 +155,7 @@ def test_hostile_specs(text: object) -> None:
         msgspec.convert(text, WorkloadSpec)
 
 
-def test_listed_requests_are_checked() -> None:
-    requests = tuple(listed(OpenSpec(num_requests=3)))
-    assert listed(ListedSpec(requests=requests)) == list(requests)
-    with pytest.raises(ConfigError, match="order"):
-        ListedSpec(requests=requests[::-1])
-    for change in ({"max_tokens": 0}, {"arrival_s": float("inf")}):
-        with pytest.raises(ConfigError, match="listed request 0"):
-            ListedSpec(requests=(msgspec.structs.replace(requests[0], **change),))
-
-
-def test_a_trace_is_cut_and_sped_up(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_trace_is_cut_and_sped_up(tmp_path: Path) -> None:
     path = tmp_path / "workload.jsonl"
     lines = [{"input_toks": 4, "output_toks": 2, "arrival_time_ns": k * 10**9} for k in range(5)]
     path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
