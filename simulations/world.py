@@ -132,6 +132,7 @@ class _Machine:
             spec,
             cost=self.cost,
             tokens=self.scripts,
+            fast=not checked,
             listener=self.front.take_outputs,
             store=self.store,
             tap=self.watch.tap,
