@@ -28,6 +28,7 @@ from ksana.devices.process import ProcessBackend, Progress
 from ksana.devices.staging import StagingMemory
 from ksana.engine_status import EngineCounters, engine_status
 from ksana.errors import RequestError, ServiceError
+from ksana.messages.base import Message
 from ksana.messages.outputs import Aborted, Ended, Failed, Outcome, Usage
 from ksana.messages.requests import Drain, Prompt, SamplingParams
 from ksana.messages.status import EngineStatus
@@ -38,10 +39,11 @@ from ksana.runtime.clock import now_s
 from ksana.runtime.restarts import RestartLimiter
 from ksana.runtime.slots import Slots
 from ksana.runtime.supervisor import supervise
+from ksana.scheduling.scheduler import Scheduler
 from ksana.stores.store import Store
 from ksana.tokenizers.core import TokenizerCore
 from ksana.tokenizers.prompts import PromptEncoder
-from ksana.wiring import Cores, Mailboxes, run_deciders
+from ksana.wiring import Cores, Mailboxes, MakeScheduler, run_deciders
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +76,16 @@ class Engine:
         threads: bool = True,
         store: Store | None = None,
         check_messages: bool = False,
+        make_scheduler: MakeScheduler = Scheduler,
+        outputs: Post | None = None,
     ) -> None:
         """`files`: a model already found (or made up) instead of `settings.model`. `backend` makes another
         device than a worker process. `tap` is told of every activation of every actor. `report` and
         `progress` are told what takes time while loading. Without `threads` nothing runs beside the trio
         loop, as simulations need it. `store` is a remote cache instead of `settings.remote_cache`. With
         `check_messages` the cache's invariants are checked after every message, as tests need it.
+        `make_scheduler`: with another policy, or measured. `outputs` takes what the scheduler says in the
+        tokenizer's stead, for a producer that speaks ids and tells the scheduler itself (`tell_scheduler`).
         """
         self.settings = settings
         self._files = files
@@ -90,6 +96,8 @@ class Engine:
         self._threads = threads
         self._store = store
         self._check_messages = check_messages
+        self._make_scheduler = make_scheduler
+        self._outputs = outputs
         self._remote: RemoteCache | None = None
         self._stack = AsyncExitStack()
         self._draining = False
@@ -126,6 +134,10 @@ class Engine:
     ) -> SlotStream:
         """The events of one request; see `ksana.client.Client.generate`."""
         return self.client.generate(prompt, sampling, timeout_s=timeout_s, cache_salt=cache_salt)
+
+    def tell_scheduler(self, message: Message) -> None:
+        """For a producer that speaks ids; see `outputs`."""
+        self._mailboxes.scheduler.put(message)
 
     def status(self) -> EngineStatus:
         manager = self._cores.manager
@@ -205,7 +217,9 @@ class Engine:
         return self._mailboxes.remote_cache_loader.put if self._remote is not None else None
 
     def _make_cores(self) -> None:
-        self._cores = Cores.fresh(self.setup.scheduler_settings(), self.setup.cache_config())
+        self._cores = Cores.fresh(
+            self.setup.scheduler_settings(), self.setup.cache_config(), self._make_scheduler
+        )
 
     def _process_backend(self, setup: ModelSetup) -> Backend:
         return ProcessBackend(
@@ -245,9 +259,9 @@ class Engine:
         await run_deciders(
             self._cores,
             self._mailboxes,
-            tokenizer=self._mailboxes.tokenizer.put,
+            tokenizer=self._outputs or self._mailboxes.tokenizer.put,
             executor=self._mailboxes.executor.put,
-            is_idle=lambda: not self._slots.unfinished(),
+            is_idle=lambda: self._outputs is None and not self._slots.unfinished(),
             remote=self._remote,
             tap=self._tap,
             check_messages=self._check_messages,

@@ -35,6 +35,9 @@ _OTHER_MESSAGES = 1024
 """Of steps, plans and workers; a handful in practice, since each is answered before the next is sent."""
 
 
+MakeScheduler = Callable[[SchedulerSettings], Scheduler]
+
+
 class Mailboxes:
     """One per actor, large enough for what so many requests and loads can put into it."""
 
@@ -75,9 +78,11 @@ class Cores:
     """None without sliding layers."""
 
     @classmethod
-    def fresh(cls, settings: SchedulerSettings, config: CacheConfig) -> Cores:
+    def fresh(
+        cls, settings: SchedulerSettings, config: CacheConfig, make_scheduler: MakeScheduler = Scheduler
+    ) -> Cores:
         manager = SWACacheManager(config) if config.has_swa else None
-        return cls(Scheduler(settings), BlockAllocator(config), manager)
+        return cls(make_scheduler(settings), BlockAllocator(config), manager)
 
 
 async def run_deciders(
