@@ -9,13 +9,14 @@ from typing import Protocol
 
 import torch
 
+from ksana.devices.rehearsal import OperatorTimer, fill_kv, repeated_layers
 from ksana.devices.request_table import BatchArrays, KnownRequest, PoolArrays, RequestTable
 from ksana.devices.staged_blocks import StagedBlocks
 from ksana.devices.staging import StagingMemory
 from ksana.errors import InvariantViolated
 from ksana.messages.blocks import BlockCopy
 from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
-from ksana.messages.steps import Row, RowResult, StepDone, StepPlan, StepTimes
+from ksana.messages.steps import OperatorTime, Rehearsal, Row, RowResult, StepDone, StepPlan, StepTimes
 from ksana.models.batch import AttentionTables, KvCache, StepBatch
 from ksana.models.spec import LayerKind, ModelSpec
 from ksana.sampling.sampler import RowSampling, SampleError, sample
@@ -78,7 +79,13 @@ class ModelRunner:
         self._apply(plan)
         stopwatch = _Stopwatch(began_ns)
         ready = [row for row in plan.rows if self._requests.is_ready(row)]
-        results = self._compute_isolating(ready, stopwatch) if ready else {}
+        operators: tuple[OperatorTime, ...] = ()
+        if not ready:
+            results: dict[int, RowResult] = {}
+        elif plan.rehearsal is None:
+            results = self._compute_isolating(ready, stopwatch)
+        else:
+            results, operators = self._rehearse(plan.rehearsal, ready, stopwatch)
         never_sampled = "the token before this row was never sampled"
         return StepDone(
             pool_epoch=plan.pool_epoch,
@@ -88,6 +95,7 @@ class ModelRunner:
                 for row in plan.rows
             ),
             times=stopwatch.times(),
+            operators=operators,
         )
 
     @torch.inference_mode()
@@ -115,6 +123,21 @@ class ModelRunner:
             for cache in (self._kv.keys[layer], self._kv.values[layer]):
                 cache[copy.destination].copy_(cache[copy.source])
 
+    def _rehearse(
+        self, rehearsal: Rehearsal, rows: Sequence[Row], stopwatch: _Stopwatch
+    ) -> tuple[dict[int, RowResult], tuple[OperatorTime, ...]]:
+        """A step that leaves no trace in what is known of the requests. What it raises comes out."""
+        if rehearsal.fill_seed is not None:
+            batch = _to_torch(self._requests.batch(rows))
+            fill_kv(batch, self._kv, self._model.spec, rehearsal.fill_seed)
+            return {row.request_id: RowResult(request_id=row.request_id) for row in rows}, ()
+        with repeated_layers(self._model, rehearsal.num_layer_rounds):
+            if not rehearsal.trace_operators:
+                return self._compute(rows, stopwatch, keep_tokens=False), ()
+            with OperatorTimer() as timer:
+                results = self._compute(rows, stopwatch, keep_tokens=False)
+            return results, timer.times()
+
     def _compute_isolating(self, rows: Sequence[Row], stopwatch: _Stopwatch) -> dict[int, RowResult]:
         try:
             return self._compute(rows, stopwatch)
@@ -136,7 +159,9 @@ class ModelRunner:
                 results[row.request_id] = RowResult(request_id=row.request_id, error=text)
         return results
 
-    def _compute(self, rows: Sequence[Row], stopwatch: _Stopwatch) -> dict[int, RowResult]:
+    def _compute(
+        self, rows: Sequence[Row], stopwatch: _Stopwatch, *, keep_tokens: bool = True
+    ) -> dict[int, RowResult]:
         batch = _to_torch(self._requests.batch(rows))
         stopwatch.prepared()
         logits = self._model.forward(batch, self._kv)
@@ -149,7 +174,8 @@ class ModelRunner:
             if isinstance(token, SampleError):
                 results[row.request_id] = RowResult(request_id=row.request_id, error=token.message)
             else:
-                request.append(token)
+                if keep_tokens:
+                    request.append(token)
                 results[row.request_id] = RowResult(request_id=row.request_id, token_ids=(token,))
         stopwatch.sampled()
         return results

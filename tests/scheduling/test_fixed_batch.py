@@ -1,4 +1,4 @@
-"""The fixed-batch policy with the real scheduler and allocators, and a worker that checks every block it reads."""
+"""The fixed-batch policy with the real scheduler and allocators, and a worker that checks what it reads."""
 
 from __future__ import annotations
 
