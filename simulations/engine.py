@@ -24,7 +24,7 @@ from ksana.messages.outputs import StepOutputs
 from ksana.messages.requests import Abort, AddRequest, StopStringFound
 from ksana.remote_cache import RemoteCache
 from ksana.runtime.actor import Post, Tap
-from ksana.scheduling.settings import SchedulerSettings
+from ksana.scheduling.settings import Admission, SchedulerSettings
 from ksana.scheduling.status import SchedulerStatus
 from ksana.stores.store import Store
 from ksana.wiring import Cores, Mailboxes, run_deciders
@@ -43,6 +43,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_num_batched_tokens: int = 512
     max_model_len: int = 8192
     max_queued_requests: int = 100_000
+    admission: Admission = "room_to_grow"
     plan_ahead: bool = True
     enable_prefix_caching: bool = True
     window_open_at_start: bool = True
@@ -81,6 +82,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             max_model_len=self.max_model_len,
             block_size=self.block_size,
             sliding_window=self.sliding_window,
+            admission=self.admission,
             plan_ahead=self.plan_ahead,
             max_remote_loads=self.max_remote_loads if has_store else 0,
             remote_load_timeout_s=self.remote_load_timeout_s,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ksana.scheduling.request_state import RequestState
+
+
+Admission = Literal["room_to_grow", "whole_prompt", "first_chunk"]
+"""How much room a waiting request must find; see `reserved_tokens`. The first is Ksana's own rule; the others
+are those of other engines, for simulations of them."""
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +26,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     plan_ahead: bool = True
     max_new_per_plan: int = 16
     """Waiting requests asked for in one batch: bounds the size of a PlanBlocks message."""
+
+    admission: Admission = "room_to_grow"
 
     max_remote_loads: int = 0
     """Requests whose prefixes may be loaded at the same time, or that wait with loaded blocks. 0: there is no
@@ -42,15 +51,21 @@ def reserved_tokens(
 ) -> int:
     """Leading tokens for which blocks must be obtainable before a waiting request is let in.
 
-    A new request: all its tokens and one block to grow, but never more than it can ever need (prompt plus
-    max_tokens), so that a request which fits the pool is never refused for good. That keeps a long prompt
-    from starting in a pool that cannot hold it.
+    room_to_grow. A new request: all its tokens and one block to grow, but never more than it can ever need
+    (prompt plus max_tokens), so that a request which fits the pool is never refused for good. That keeps a
+    long prompt from starting in a pool that cannot hold it. One that was preempted: one more block for each
+    running request as well (up to the whole pool), because the pool has proved too small for all of them.
+    Without that it would come back into the last free block and be the first to go again, computing its
+    tokens anew each time. The margin is 0 when nothing runs, so nobody waits for ever.
 
-    One that was preempted: one more block for each running request as well (up to the whole pool), because
-    the pool has proved too small for all of them. Without that it would come back into the last free block
-    and be the first to go again, computing its tokens anew each time. The margin is 0 when nothing runs,
-    so nobody waits for ever.
+    whole_prompt. All tokens it has, and no more, whether it was preempted or not.
+
+    first_chunk. Nothing beyond what its first step computes (0: the allocator looks at that anyway).
     """
+    if settings.admission == "first_chunk":
+        return 0
+    if settings.admission == "whole_prompt":
+        return request.num_tokens
     own = min(
         request.num_tokens + settings.block_size,
         len(request.prompt_token_ids) + request.stop_rules.max_tokens,

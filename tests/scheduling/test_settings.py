@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+
 from ksana.messages.requests import SamplingParams
 from ksana.scheduling.request_state import RequestState
 from ksana.scheduling.settings import SchedulerSettings, reserved_tokens
@@ -47,3 +49,11 @@ def test_the_margin_is_never_more_than_the_pool() -> None:
 def test_no_more_run_than_a_step_has_tokens() -> None:
     small = SchedulerSettings(max_num_seqs=64, max_num_batched_tokens=16, max_model_len=100, block_size=16)
     assert small.max_running == 16
+
+
+def test_other_engines_ask_for_the_prompt_alone_or_for_nothing() -> None:
+    preempted = request(100, 50, num_output=10, num_preemptions=1)
+    whole = msgspec.structs.replace(SETTINGS, admission="whole_prompt")
+    assert reserved_tokens(preempted, whole, num_running=5, pool_tokens=1600) == 110
+    chunk = msgspec.structs.replace(SETTINGS, admission="first_chunk")
+    assert reserved_tokens(preempted, chunk, num_running=5, pool_tokens=1600) == 0

@@ -151,7 +151,7 @@ class World:
         start: bool = True,
         loader_seed: int | None = None,
         real_loader: bool = False,
-        **settings: int | bool,
+        **settings: int | bool | str,
     ) -> None:
         """With a `loader_seed` there is a remote cache: see `fake_loader` and `slot_store`."""
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200, **settings}

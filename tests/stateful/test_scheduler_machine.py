@@ -38,6 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan_ahead=st.booleans(),
         prefix_caching=st.booleans(),
         loader_seed=st.integers(0, 1 << 16),
+        admission=st.sampled_from(["room_to_grow", "whole_prompt", "first_chunk"]),
     )
     def begin(
         self,
@@ -48,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan_ahead: bool,
         prefix_caching: bool,
         loader_seed: int,
+        admission: str,
     ) -> None:
         self.world = World(
             num_blocks=num_blocks,
@@ -61,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=num_seqs,
             max_model_len=num_blocks * 4,
             plan_ahead=plan_ahead,
+            admission=admission,
         )
         self.world.store.fill(SHARED, BLOCK_SIZE)
         self.next_id = 1
