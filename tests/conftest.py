@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 # Before anything imports torch: its threads spin, which on a busy machine makes steps ten times slower.
@@ -32,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "Debian's name for it. With KSANA_TEST_STRICT=1 such a test fails instead.",
     )
     config.stash[_WANTED] = {}
+    # Run in the background of a script, we would hand on to every program started here that it ignores Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _WANTED = pytest.StashKey[dict[str, int]]()
