@@ -1,9 +1,8 @@
 """Reads a directory of per-layer profile tables into a cost.
 
-Files: `dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us) and `attention.csv`
-(prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), as the profilers of LLMServingSim write them;
-`skew.csv`, if there is one, serves as held-out measurements; `meta.json`, if there is one, says how the engine
-of a recorded run padded its steps.
+Files: `dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us) and
+`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), as the profilers of LLMServingSim
+write them. `meta.json`, if there is one, says how the engine of a recorded run padded its steps.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import msgspec
 
 from ksana.scheduling.request_state import RequestState
 
-
 Admission = Literal["room_to_grow", "whole_prompt", "first_chunk"]
 """How much room a waiting request must find; see `reserved_tokens`. The first is Ksana's own rule; the others
 are those of other engines, for simulations of them."""

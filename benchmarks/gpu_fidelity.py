@@ -1,0 +1,278 @@
+"""How close a simulated run comes to a recorded one on a GPU, its cost made of profile tables alone.
+
+    python -m benchmarks.gpu_fidelity DIRECTORY [--num-layers 32]
+
+The directory holds the profile tables (`ksana.perf.profile_tables`) and the recorded run
+(`benchmarks.recorded_run`). Nothing here is fitted to the run: see docs/fidelity.md for every choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import trio
+
+from benchmarks.recorded_run import RecordedRun, Sample, read_run
+from ksana.costs.profile_cost import ProfileCost
+from ksana.costs.step_cost import StepCost
+from ksana.devices.simulated_worker import KnownRequest
+from ksana.errors import KsanaError
+from ksana.messages.outputs import Finished, StepOutputs
+from ksana.messages.requests import AddRequest, SamplingParams
+from ksana.messages.steps import StepDone
+from ksana.perf.profile_tables import read_profile
+from ksana.runtime.actor import Address, Said
+from ksana.runtime.deterministic import run_deterministic
+from ksana.runtime.virtual_clock import VirtualClock
+from simulations.engine import EngineSpec, SimulatedEngine
+
+MEANS_WITHIN, P99_WITHIN = 3.0, 6.0
+"""Percent."""
+
+_FIRST_TOKEN, _NUM_TOKENS = 1000, 100_000
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Of one request, seconds of one clock. `queued_s`: the engine, between two steps, took it in."""
+
+    arrival_s: float
+    queued_s: float
+    scheduled_s: float
+    first_token_s: float
+    last_token_s: float
+    num_output_tokens: int
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    times: tuple[Times, ...]
+    samples: tuple[Sample, ...]
+    num_steps: int
+    num_preemptions: int
+    num_cached_tokens: int
+    num_prompt_tokens: int
+
+
+def engine_spec(run: RecordedRun) -> EngineSpec:
+    """The simulated engine, set up as the recorded one was. That one keeps block 0 for padding."""
+    meta = run.meta
+    reserve = meta.resolved_config.scheduler_config.scheduler_reserve_full_isl
+    return EngineSpec(
+        block_size=meta.kv_cache.block_size,
+        num_fa_blocks=meta.kv_cache.num_gpu_blocks - 1,
+        max_num_seqs=meta.engine_kwargs.max_num_seqs,
+        max_num_batched_tokens=meta.engine_kwargs.max_num_batched_tokens,
+        max_model_len=meta.engine_kwargs.max_model_len,
+        admission="whole_prompt" if reserve else "first_chunk",
+        plan_ahead=meta.resolved_config.scheduler_config.async_scheduling,
+        enable_prefix_caching=meta.kv_cache.enable_prefix_caching,
+        start_time_s=0.0,
+    )
+
+
+class _World:
+    """One engine and the clients of the workload, who ask when they did."""
+
+    def __init__(self, run: RecordedRun, cost: StepCost) -> None:
+        self.run = run
+        self.engine = SimulatedEngine(
+            engine_spec(run), cost=cost, tokens=_token, listener=self._listen, tap=self._tap
+        )
+        self.times: dict[int, Times] = {}
+        self.arrivals_s: dict[int, tuple[float, bool]] = {}
+        """By request: when, and whether the engine was idle."""
+        self.step_ends_s: list[float] = []
+        self.samples: list[Sample] = []
+        self.all_ended = trio.Event()
+
+    async def simulate(self) -> Simulated:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.engine.run)
+            nursery.start_soon(self._sample)
+            start_s = trio.current_time()
+            for request_id, asked in enumerate(self.run.asked, 1):
+                await trio.sleep_until(start_s + asked.arrival_time_ns / 1e9)
+                now_s = trio.current_time()
+                self.arrivals_s[request_id] = (now_s, self.engine.num_open == 0)
+                sampling = SamplingParams(seed=0, max_tokens=asked.output_toks, ignore_eos=True)
+                self.engine.add(
+                    AddRequest(
+                        request_id=request_id,
+                        prompt_token_ids=asked.input_tok_ids,
+                        sampling=sampling,
+                        eos_token_ids=(),
+                        arrival_time_s=now_s,
+                        deadline_s=now_s + 1e6,
+                    )
+                )
+            await self.all_ended.wait()
+            nursery.cancel_scope.cancel()
+        counters = self.engine.status().counters
+        return Simulated(
+            times=tuple(self.times[request_id] for request_id in sorted(self.times)),
+            samples=tuple(self.samples),
+            num_steps=counters.num_steps,
+            num_preemptions=counters.num_preemptions,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_prompt_tokens=counters.num_prompt_tokens,
+        )
+
+    def _tap(self, actor: Address, now_s: float, messages: Sequence[object], said: Sequence[Said]) -> None:  # noqa: ARG002
+        if actor == "scheduler" and any(isinstance(message, StepDone) for message in messages):
+            self.step_ends_s.append(now_s)
+
+    def _listen(self, outputs: StepOutputs) -> None:
+        for ended in outputs.ended:
+            timing = ended.timing
+            if (
+                not isinstance(ended.outcome, Finished)
+                or timing.first_scheduled_s is None
+                or timing.first_token_s is None
+                or timing.last_token_s is None
+            ):
+                raise KsanaError(f"request {ended.request_id} ended in {ended.outcome}")
+            arrival_s, was_idle = self.arrivals_s[ended.request_id]
+            # The recorded engine looks at its queue when a step is done, or at once when it has none.
+            queued_s = arrival_s
+            if not was_idle:
+                queued_s = self.step_ends_s[bisect_left(self.step_ends_s, arrival_s)]
+            self.times[ended.request_id] = Times(
+                arrival_s,
+                queued_s,
+                timing.first_scheduled_s,
+                timing.first_token_s,
+                timing.last_token_s,
+                ended.usage.num_output_tokens,
+            )
+        if len(self.times) == len(self.run.asked):
+            self.all_ended.set()
+
+    async def _sample(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            status = self.engine.status()
+            use = status.fa_use
+            taken = use.num_blocks - use.num_free - use.num_cached if use is not None else 0
+            share = taken / use.num_blocks if use is not None else 0.0
+            self.samples.append(
+                Sample(trio.current_time(), status.num_running, status.num_waiting, 100 * share)
+            )
+
+
+def _token(request: KnownRequest, position: int) -> int:
+    """Any token; the same one when the request is computed again."""
+    return _FIRST_TOKEN + (request.request_id * 7919 + position * 104_729) % _NUM_TOKENS
+
+
+def simulate(run: RecordedRun, cost: StepCost) -> Simulated:
+    async def main() -> Simulated:
+        return await _World(run, cost).simulate()
+
+    return run_deterministic(0, main, VirtualClock())
+
+
+def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
+    """On the engine's clock. The client's is moved onto it by the least delay that was seen between them."""
+    offset_s = min(served.queued_ts - served.arrival_time for served in run.served)
+    return tuple(
+        Times(
+            served.arrival_time + offset_s,
+            served.queued_ts,
+            served.scheduled_ts,
+            served.first_token_ts,
+            served.last_token_ts,
+            served.output_toks,
+        )
+        for served in run.served
+    )
+
+
+METRICS: dict[str, Callable[[Times], float | None]] = {
+    "TTFT from arrival at the engine": lambda t: t.first_token_s - t.queued_s,
+    "TTFT from being scheduled": lambda t: t.first_token_s - t.scheduled_s,
+    "TPOT": lambda t: (
+        (t.last_token_s - t.first_token_s) / (t.num_output_tokens - 1) if t.num_output_tokens > 1 else None
+    ),
+    "latency": lambda t: t.last_token_s - t.queued_s,
+    "(TTFT from the client's call)": lambda t: t.first_token_s - t.arrival_s,
+    "(waiting at the engine)": lambda t: t.scheduled_s - t.queued_s,
+}
+"""Those in brackets are shown and not judged."""
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """With linear interpolation between the two values next to it."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    index = min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0
+    above = ordered[min(index + 1, len(ordered) - 1)]
+    return ordered[index] + (place - index) * (above - ordered[index])
+
+
+def compare(recorded: Sequence[Times], simulated: Sequence[Times]) -> bool:
+    """Print the table. Returns whether all judged figures are within their bounds."""
+    print(f"{'':34} {'recorded':>10} {'simulated':>10} {'error':>8}   ms")
+    all_within = True
+    for name, metric in METRICS.items():
+        real = [value for times in recorded if (value := metric(times)) is not None]
+        made = [value for times in simulated if (value := metric(times)) is not None]
+        for kind, share, bound in (
+            ("mean", None, MEANS_WITHIN),
+            ("p50", 0.5, None),
+            ("p99", 0.99, P99_WITHIN),
+        ):
+            one, other = (
+                sum(values) / len(values) if share is None else percentile(values, share)
+                for values in (real, made)
+            )
+            error = 100 * (other / one - 1) if one else float("inf")
+            judged = bound is not None and not name.startswith("(")
+            is_within = not judged or (bound is not None and abs(error) <= bound)
+            all_within = all_within and is_within
+            mark = "" if is_within else f"  more than {bound:g} %"
+            print(f"{name + ', ' + kind:34} {1e3 * one:10.1f} {1e3 * other:10.1f} {error:+7.2f} %{mark}")
+    return all_within
+
+
+def compare_samples(recorded: Sequence[Sample], simulated: Sequence[Sample]) -> None:
+    """Running, waiting and KV use over time: means, and how far apart they are second by second."""
+    pairs = list(zip(recorded, simulated, strict=False))
+    print(f"over time: {len(recorded)} s recorded, {len(simulated)} s simulated")
+    for name in ("running", "waiting", "kv_cache_pct"):
+        real = [getattr(one, name) for one, _ in pairs]
+        made = [getattr(other, name) for _, other in pairs]
+        apart = sum(abs(a - b) for a, b in zip(real, made, strict=True)) / len(pairs)
+        print(
+            f"  {name:14} mean {sum(real) / len(real):8.2f} {sum(made) / len(made):8.2f}   "
+            f"most {max(real):8.2f} {max(made):8.2f}   apart by {apart:.2f} on average"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--num-layers", type=int, default=32, help="decoder layers of the model (32)")
+    arguments = parser.parse_args()
+    try:
+        run = read_run(arguments.directory)
+        tables = read_profile(arguments.directory, num_layers=arguments.num_layers)
+        simulated = simulate(run, ProfileCost(tables))
+    except KsanaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(
+        f"{run.meta.model}, {len(run.asked)} requests; simulated: {simulated.num_steps} steps, "
+        f"{simulated.num_preemptions} preemptions, {simulated.num_cached_tokens} of "
+        f"{simulated.num_prompt_tokens} prompt tokens cached"
+    )
+    within = compare(recorded_times(run), simulated.times)
+    compare_samples(run.samples, simulated.samples)
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""A run of another engine, recorded: what was asked, how the engine was set up, and what became of it.
+
+`workload.jsonl` (arrival_time_ns, input_tok_ids, output_toks), `meta.json` (settings of the engine),
+`requests.jsonl` (queued_ts, scheduled_ts, first_token_ts, last_token_ts per request, seconds of one clock)
+and `timeseries.csv` (t, running, waiting, kv_cache_pct), as the bench of LLMServingSim writes them.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ksana.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class AskedRequest(msgspec.Struct, frozen=True):
+    arrival_time_ns: int
+    input_tok_ids: tuple[int, ...]
+    output_toks: int
+
+
+class ServedRequest(msgspec.Struct, frozen=True):
+    """`arrival_time` is by the client's wall clock, the rest by the engine's monotonic one. The engine takes
+    requests from its queue between two steps: that is `queued_ts`."""
+
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    output_toks: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Of the engine's own statistics, `t` seconds after the start."""
+
+    t: float
+    running: int
+    waiting: int
+    kv_cache_pct: float
+
+
+class EngineKwargs(msgspec.Struct, frozen=True):
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class KvCache(msgspec.Struct, frozen=True):
+    num_gpu_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    async_scheduling: bool
+    scheduler_reserve_full_isl: bool
+
+
+class ResolvedConfig(msgspec.Struct, frozen=True):
+    scheduler_config: SchedulerConfig
+
+
+class Meta(msgspec.Struct, frozen=True):
+    model: str
+    engine_kwargs: EngineKwargs
+    kv_cache: KvCache
+    resolved_config: ResolvedConfig
+
+
+class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
+    meta: Meta
+    asked: tuple[AskedRequest, ...]
+    served: tuple[ServedRequest, ...]
+    samples: tuple[Sample, ...]
+
+
+def read_run(directory: Path) -> RecordedRun:
+    """Raises ConfigError for anything that is not such a directory."""
+    with_path = directory / "timeseries.csv"
+    try:
+        rows = list(csv.DictReader(with_path.read_text().splitlines()))
+        samples = msgspec.convert(rows, tuple[Sample, ...], strict=False)
+    except (OSError, UnicodeDecodeError, csv.Error, msgspec.ValidationError) as error:
+        raise ConfigError(f"{with_path}: {error}") from None
+    return RecordedRun(
+        meta=_decoded(directory / "meta.json", Meta),
+        asked=_lines(directory / "workload.jsonl", AskedRequest),
+        served=_lines(directory / "requests.jsonl", ServedRequest),
+        samples=samples,
+    )
+
+
+def _decoded(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _lines(path: Path, kind: type[T]) -> tuple[T, ...]:
+    try:
+        return tuple(msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines() if line)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
