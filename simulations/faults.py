@@ -135,8 +135,8 @@ class WorkerFaults:
         """By request id of the engine: from which position on the worker dies of it."""
         self.num_poisoned = 0
 
-    def start(self, _epoch: int) -> str | None:
-        if not self.num_failing_starts:
+    def start(self, epoch: int) -> str | None:
+        if epoch == 1 or not self.num_failing_starts:
             return None
         self.num_failing_starts -= 1
         return "this start was planned to fail"

@@ -13,8 +13,9 @@ from ksana.errors import ConfigError
 from simulations.engine import EngineSpec
 from simulations.faults import BadRow, Fault, Overload, Poison, StartFailures, engines_named
 from simulations.network import LinkSpec
-from simulations.requests import MAX_CONTENT_ID, NamedText, SimRequest
+from simulations.requests import MAX_CONTENT_ID, NamedText, OpenLoop, SimRequest, Workload
 from simulations.routing import Routing
+from simulations.workloads.spec import WorkloadSpec, open_workload
 
 MAX_ENGINES = 256
 MAX_LISTED_REQUESTS = 100_000
@@ -145,12 +146,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     title: str = ""
     world: WorldSpec = WorldSpec()
+    seed: int = 0
     requests: tuple[SimRequest, ...] = ()
-    """By arrival; more may come from a trace or a generator that the command line names."""
+    """By arrival."""
+    workload: WorkloadSpec | None = None
+    """Instead of listed requests."""
 
     def check(self) -> None:
         """Raises ConfigError."""
         self.world.check()
+        if self.requests and self.workload is not None:
+            raise ConfigError("a scenario has listed requests or a workload, not both")
         if len(self.requests) > MAX_LISTED_REQUESTS:
             raise ConfigError(f"{len(self.requests)} listed requests are more than {MAX_LISTED_REQUESTS}")
         last_s = 0.0
@@ -159,6 +165,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if request.arrival_s < last_s:
                 raise ConfigError(f"request {index} arrives before the one in front of it")
             last_s = request.arrival_s
+
+    def open_workload(self, seed: int) -> Workload:
+        """From its beginning. Raises ConfigError."""
+        if self.workload is not None:
+            return open_workload(self.workload, seed)
+        return OpenLoop(iter(self.requests))
 
 
 def check_request(request: SimRequest, name: str) -> None:

@@ -24,7 +24,8 @@ class Script:
     def __init__(self, request: SimRequest, prompt_ids: tuple[int, ...], *, keep_prompt: bool) -> None:
         """`keep_prompt`: so that the worker's copy can be held against it."""
         self.base = zlib.crc32(array("i", prompt_ids).tobytes(), request.seed & 0xFFFFFFFF)
-        self.min_tokens = request.min_tokens
+        ends_nothing = request.ignore_eos and request.stop_token_id is None
+        self.min_tokens = 0 if ends_nothing else request.min_tokens
         self.end_id = EOS_ID if request.stop_token_id is None else request.stop_token_id
         self._num_output_tokens = request.num_output_tokens
         if self._num_output_tokens is not None:

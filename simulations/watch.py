@@ -10,7 +10,7 @@ import trio
 from ksana.cache.invariants import check_together
 from ksana.messages.base import Message, StepId
 from ksana.messages.blocks import PoolUse
-from ksana.messages.steps import StepDone, StepPlan, WorkerLost
+from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.actor import Address, Said
 from simulations.checkers import BrokenPromise, EngineFacts
 from simulations.engine import SimulatedEngine
@@ -49,6 +49,8 @@ class EngineWatch:
 
     def tap(self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
         if actor == "scheduler":
+            if any(isinstance(message, WorkerLost | WorkerReady) for message in messages):
+                self._sent.clear()  # plans that crossed with the news are for nobody
             for _, message in said:
                 if isinstance(message, StepPlan):
                     self._take_plan(message, now_s)
