@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from html import escape
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
 
 from ksana.perf.chart_axes import Axis, short
 
@@ -43,7 +45,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineChart(msgspec.Struct, frozen=True, kw_only=True):
-    """`x_label` and `y_label` say the unit. `y_max` and `x_max`: as far as the data goes, if None."""
+    """`x_label` and `y_label` say the unit. Axes begin at 0 (or below, where data does), except a logarithmic
+    one; they end at `x_max` and `y_max`, or where the data does."""
 
     title: str
     x_label: str
@@ -67,7 +70,8 @@ def line_chart(chart: LineChart) -> str:
     """The chart as one <figure>. Points that are not finite, or beyond any reason, are left out."""
     series = [(line, _usable(line.points, chart.x_log)) for line in chart.series]
     points = [point for _, usable in series for point in usable]
-    xs = Axis([x for x, _ in points], chart.x_log, _LEFT, WIDTH - _RIGHT, high=chart.x_max)
+    x_low = None if chart.x_log else 0.0
+    xs = Axis([x for x, _ in points], chart.x_log, _LEFT, WIDTH - _RIGHT, low=x_low, high=chart.x_max)
     ys = Axis([y for _, y in points], False, HEIGHT - _BOTTOM, _TOP, high=chart.y_max, low=0.0)
     parts = [*_x_grid(xs, chart.x_label), *_y_grid(ys, chart.y_label)]
     for mark in chart.marks:
@@ -99,12 +103,14 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
     return _figure(title, parts, _TOP + row * len(bars) + 12, [])
 
 
-def cumulative(values: Sequence[float]) -> list[Point]:
+def cumulative(values: ArrayLike) -> list[Point]:
     """The share of values (in percent) that are at most x, thinned to what a chart can show."""
-    ordered = sorted(values)
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
     num = len(ordered)
-    indices = {round(k * (num - 1) / 400) for k in range(401)} if num else set()
-    return [(ordered[index], 100 * (index + 1) / num) for index in sorted(indices)]
+    if not num:
+        return []
+    indices = np.unique(np.linspace(0, num - 1, min(num, 401)).round().astype(np.int64))
+    return list(zip(ordered[indices].tolist(), (100 * (indices + 1) / num).tolist(), strict=True))
 
 
 def _usable(points: Sequence[Point], is_log: bool) -> list[Point]:
