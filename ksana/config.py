@@ -91,6 +91,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="Save computed blocks to the remote cache, in the background")
     ] = True
 
+    # Journal
+    journal: Annotated[
+        str | None,
+        Meta(description="Directory to record all decisions in, for `ksana replay`; prompts are in it"),
+    ] = None
+    journal_redact: Annotated[
+        bool, Meta(description="Leave text out of the journal and rename all token ids")
+    ] = False
+    journal_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File with the key for --journal-redact, made if it is not there; default: a key "
+            "that nobody learns"
+        ),
+    ] = None
+    journal_actors: Annotated[
+        tuple[str, ...], Meta(description="Actors to record, comma separated; default: all that decide")
+    ] = ()
+    journal_segment_bytes: Annotated[
+        int, Meta(ge=1 << 12, le=1 << 40, description="Size at which the next file is begun, such as 64MiB")
+    ] = 64 << 20
+    journal_max_bytes: Annotated[
+        Positive, Meta(description="Size of all files together, the oldest of which go first, such as 1GiB")
+    ] = 1 << 30
+
     # Device
     num_threads: Annotated[
         Positive | None, Meta(description="Threads for computing; default: the physical cores")
@@ -142,6 +167,7 @@ GROUPS = {
     "max_num_seqs": "Batching",
     "block_size": "KV cache",
     "remote_cache": "Remote cache",
+    "journal": "Journal",
     "num_threads": "Computing",
     "host": "Serving",
 }
@@ -151,7 +177,14 @@ SECRET_FIELDS = frozenset({"api_key", "remote_cache"})
 """Never printed or logged as they are (the URL of a store may hold a password)."""
 
 BYTE_FIELDS = frozenset(
-    {"kv_cache_memory", "max_body_bytes", "remote_cache_staging", "remote_cache_max_bytes"}
+    {
+        "kv_cache_memory",
+        "max_body_bytes",
+        "remote_cache_staging",
+        "remote_cache_max_bytes",
+        "journal_segment_bytes",
+        "journal_max_bytes",
+    }
 )
 """Settings that may be written as `2GiB`; see `parse_bytes`."""
 

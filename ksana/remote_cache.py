@@ -34,6 +34,24 @@ class RemoteCache:
         self._settings = settings
         self._past = RemoteCacheStatus()
         self._loader = RemoteCacheLoader(settings)
+        self._is_fresh = True
+
+    @property
+    def settings(self) -> LoaderSettings:
+        """What loaders are started with."""
+        return self._settings
+
+    @property
+    def loader(self) -> RemoteCacheLoader:
+        """The core of the present generation."""
+        return self._loader
+
+    def renew(self) -> None:
+        """A fresh core, for the next `run`."""
+        if not self._is_fresh:
+            self._past = self.status()
+            self._loader = RemoteCacheLoader(self._settings)
+            self._is_fresh = True
 
     async def run(
         self,
@@ -45,8 +63,8 @@ class RemoteCache:
         tap: Tap | None = None,
     ) -> None:
         """Load and save with a fresh core, until cancelled. Orders to the store end with it."""
-        self._past = self.status()
-        self._loader = RemoteCacheLoader(self._settings)
+        self.renew()
+        self._is_fresh = False
         await run_remote_cache_loader(
             self._loader,
             mailbox,

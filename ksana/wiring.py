@@ -18,9 +18,10 @@ from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.swa_manager import SWACacheManager
 from ksana.engine_checks import CheckedCore, check_when_idle
+from ksana.journal.recorder import Snapshotting
 from ksana.messages.base import Message
 from ksana.remote_cache import RemoteCache
-from ksana.runtime.actor import Post, Tap
+from ksana.runtime.actor import Address, Post, Tap
 from ksana.runtime.mailbox import Mailbox
 from ksana.scheduling.scheduler import Scheduler
 from ksana.scheduling.settings import SchedulerSettings
@@ -83,6 +84,19 @@ class Cores:
     ) -> Cores:
         manager = SWACacheManager(config) if config.has_swa else None
         return cls(make_scheduler(settings), BlockAllocator(config), manager)
+
+    def for_journal(self, remote: RemoteCache | None) -> dict[Address, Callable[[], Snapshotting]]:
+        """How a journal gets at them, and at the loader's."""
+        cores: dict[Address, Callable[[], Snapshotting]] = {
+            "scheduler": lambda: self.scheduler,
+            "block_allocator": lambda: self.allocator,
+        }
+        manager = self.manager
+        if manager is not None:
+            cores["swa_cache_manager"] = lambda: manager
+        if remote is not None:
+            cores["remote_cache_loader"] = lambda: remote.loader
+        return cores
 
 
 async def run_deciders(

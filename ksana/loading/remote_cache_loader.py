@@ -116,8 +116,8 @@ class RemoteCacheLoader:
         self._begin(msgspec.msgpack.decode(snapshot, type=LoaderState))
         self.check()
 
-    def check(self) -> None:
-        """Raise InvariantViolated unless every slot is in exactly one place. O(slots)."""
+    def slots(self) -> list[int]:
+        """The slots of staging memory, wherever they are now."""
         state = self.state
         places = [*state.free_load_slots, *state.free_write_slots]
         for operation in state.operations.values():
@@ -129,7 +129,12 @@ class RemoteCacheLoader:
             places += slots
         for batch in state.batches.values():
             places += batch.slots
-        if sorted(places) != list(range(self.settings.num_slots)):
+        return places
+
+    def check(self) -> None:
+        """Raise InvariantViolated unless every slot is in exactly one place. O(slots)."""
+        places = self.slots()
+        if len(places) != self.settings.num_slots or sorted(places) != list(range(len(places))):
             raise InvariantViolated(f"staging slots are lost or in two places: {sorted(places)}")
 
     def _take(self, out: Activation, message: Message) -> None:

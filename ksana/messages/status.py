@@ -55,6 +55,17 @@ class SchedulerCounters(Value):
         return self.num_stopped + self.num_length
 
 
+class JournalStatus(Value):
+    """How recording is doing, since the engine started."""
+
+    num_activations: int = 0
+    num_bytes: int = 0
+    segment: int = 0
+    """The number of the segment that is being written."""
+    stopped: str | None = None
+    """Why nothing is recorded any more."""
+
+
 class EngineStatus(Value):
     """A snapshot. Times are of the engine's clock, in seconds."""
 

@@ -22,7 +22,8 @@ MAX_FRAME_BYTES = 256 << 20
 """Longest payload taken: a plan of 4,096 resumed rows of 8,192 tokens is about 170 MB."""
 
 _LENGTH = struct.Struct("<I")
-_LENGTH_AND_CRC = struct.Struct("<II")
+LENGTH_AND_CRC = struct.Struct("<II")
+"""What stands before the payload in a file."""
 
 
 class FrameError(KsanaError):
@@ -52,7 +53,7 @@ def encode_frame(payload: bytes, *, with_crc: bool = False, max_bytes: int = MAX
     if len(payload) > max_bytes:
         raise FrameError(f"a frame of {len(payload)} bytes is longer than the {max_bytes} allowed")
     if with_crc:
-        return _LENGTH_AND_CRC.pack(len(payload), zlib.crc32(payload)) + payload
+        return LENGTH_AND_CRC.pack(len(payload), zlib.crc32(payload)) + payload
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -65,7 +66,7 @@ class FrameDecoder:
 
     def __init__(self, *, with_crc: bool = False, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._with_crc = with_crc
-        self._head = _LENGTH_AND_CRC if with_crc else _LENGTH
+        self._head = LENGTH_AND_CRC if with_crc else _LENGTH
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 

@@ -125,16 +125,16 @@ class Heard(Recorder):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, int, int]] = []
-        self.broken: list[tuple[float, int, str]] = []
+        self.told: list[tuple[str, float, int, int]] = []
+        self.broken: list[tuple[str, float, int, str]] = []
 
     def __call__(
         self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]
     ) -> None:
-        self.told.append((now_s, len(messages), len(said)))
+        self.told.append((actor, now_s, len(messages), len(said)))
 
     def broke(self, actor: Address, now_s: float, messages: Sequence[Message], error: Exception) -> None:
-        self.broken.append((now_s, len(messages), str(error)))
+        self.broken.append((actor, now_s, len(messages), str(error)))
 
 
 def test_a_recorder_is_told_of_the_activation_that_broke_and_other_taps_are_not() -> None:
@@ -160,6 +160,6 @@ def test_a_recorder_is_told_of_the_activation_that_broke_and_other_taps_are_not(
     with pytest.raises(ExceptionGroup) as raised:
         trio.run(main, clock=VirtualClock())
     assert raised.group_contains(InvariantViolated, match="of no use")
-    assert recorder.told == [(0, 1, 1)]
-    assert recorder.broken == [(1, 2, "of no use any more")]
+    assert recorder.told == [("tokenizer", 0, 1, 1)]
+    assert recorder.broken == [("tokenizer", 1, 2, "of no use any more")]
     assert plain == [0]

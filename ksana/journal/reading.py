@@ -1,0 +1,182 @@
+"""Reading segments: every frame is checked, and nothing that a file says is believed before."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ksana.errors import KsanaError
+from ksana.journal.format import FORMAT, SEGMENT_NAME, VERSION, Frame, SegmentEnd, SegmentHeader
+from ksana.journal.schema import schema_hash
+from ksana.messages.base import SCHEMA_VERSION
+from ksana.runtime.frames import LENGTH_AND_CRC, MAX_FRAME_BYTES, Header
+
+MAX_HEADER_BYTES = 1 << 20
+_SEARCH_BYTES = 16 << 20
+"""How far behind a bad length a whole frame is looked for."""
+_SEARCH_FRAME_BYTES = 1 << 20
+_SEARCH_CHECKED_BYTES = 256 << 20
+"""How much is checksummed in the search at most."""
+_FIRST_BYTES = frozenset(range(0x92, 0x98))
+"""How the payload of a frame begins: msgpack of a short array."""
+
+
+class JournalError(KsanaError):
+    """A journal that cannot be read: there is none, it is damaged, or another Ksana wrote it."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of a journal, whose header was read and checked."""
+
+    path: Path
+    number: int
+    header: SegmentHeader
+
+
+@dataclass(slots=True)
+class Tail:
+    """How a segment ends, once all frames were read."""
+
+    is_complete: bool = False
+    """The writer has said that nothing is missing."""
+    num_cut_bytes: int = 0
+    """Of a last frame that is not whole."""
+
+    def in_words(self) -> str | None:
+        """What is to be told of it, if anything."""
+        if self.is_complete:
+            return None
+        cut = f", and its last {self.num_cut_bytes} bytes are no whole frame" if self.num_cut_bytes else ""
+        return f"ends without an end{cut}: the process was killed, or still writes"
+
+
+def list_segments(directory: Path) -> list[Segment]:
+    """The segments in a directory, in order. Raises JournalError for one whose header cannot be used."""
+    try:
+        with os.scandir(directory) as entries:
+            names = [e.name for e in entries if e.is_file(follow_symlinks=False)]
+    except OSError as error:
+        raise JournalError(f"the journal {directory} cannot be read: {error.strerror}") from None
+    numbers = sorted((int(match[1]), name) for name in names if (match := SEGMENT_NAME.fullmatch(name)))
+    if not numbers:
+        raise JournalError(f"there is no journal in {directory}: no segment-NNNNNNNN.ksj")
+    segments = []
+    for number, name in numbers:
+        path = directory / name
+        header = _read_header(path)
+        if header is None:
+            if number == numbers[-1][0]:
+                continue  # killed while it was being begun
+            raise JournalError(f"{path}: the segment is empty, but others follow it")
+        segments.append(Segment(path, number, header))
+    if not segments:
+        raise JournalError(f"there is no whole segment in {directory}")
+    return segments
+
+
+def read_frames(segment: Segment, tail: Tail) -> Iterator[tuple[int, Frame]]:
+    """(offset, frame) of every whole frame behind the header; then `tail` is filled in.
+
+    Raises JournalError, with the offset, for one that is damaged. Memory: one frame.
+    """
+    decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+    num_frames = 0
+    for offset, payload in _payloads(segment.path, tail):
+        num_frames += 1
+        if num_frames == 1:
+            continue
+        if tail.is_complete:
+            raise JournalError(f"{segment.path}: damaged at byte {offset}: a frame after the end")
+        try:
+            frame = decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise JournalError(f"{segment.path}: damaged at byte {offset}: no frame ({error})") from None
+        if isinstance(frame, SegmentEnd):
+            if frame.num_frames != num_frames - 1:
+                raise JournalError(
+                    f"{segment.path}: damaged: {num_frames - 1} frames of {frame.num_frames} are there"
+                )
+            tail.is_complete = True
+        else:
+            yield offset, frame
+    if tail.is_complete and tail.num_cut_bytes:
+        raise JournalError(f"{segment.path}: damaged: {tail.num_cut_bytes} bytes follow the end")
+
+
+def _read_header(path: Path) -> SegmentHeader | None:
+    """The first frame; None if it is not whole. Raises JournalError."""
+    first = next(_payloads(path, Tail(), MAX_HEADER_BYTES), None)
+    if first is None:
+        return None
+    try:
+        plain = msgspec.msgpack.decode(first[1], type=Header)
+        if plain.format != FORMAT:
+            raise JournalError(f"{path} is no segment of a journal")
+        if plain.version != SCHEMA_VERSION:
+            raise JournalError(f"{path}: messages of version {plain.version}, here they are {SCHEMA_VERSION}")
+        header = msgspec.msgpack.decode(first[1], type=SegmentHeader)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise JournalError(f"{path}: the header cannot be read ({error})") from None
+    if header.journal_version != VERSION:
+        raise JournalError(f"{path}: a journal of version {header.journal_version}, this reads {VERSION}")
+    if header.schema_hash != schema_hash():
+        raise JournalError(
+            f"{path} was written by a Ksana whose messages or states differ: replay it with that one"
+        )
+    return header
+
+
+def _payloads(path: Path, tail: Tail, max_bytes: int = MAX_FRAME_BYTES) -> Iterator[tuple[int, bytes]]:
+    """(offset, payload) of each frame of a file."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            offset = 0
+            while offset < size:
+                head = file.read(LENGTH_AND_CRC.size)
+                left = size - offset - LENGTH_AND_CRC.size
+                if len(head) == LENGTH_AND_CRC.size:
+                    length, crc = LENGTH_AND_CRC.unpack(head)
+                    if length <= min(left, max_bytes):
+                        payload = file.read(length)
+                        if zlib.crc32(payload) != crc:
+                            raise JournalError(f"{path}: damaged at byte {offset}: the checksum is wrong")
+                        yield offset, payload
+                        offset += LENGTH_AND_CRC.size + length
+                        continue
+                if left > 0 and _is_followed_by_a_frame(file, offset + 1):
+                    raise JournalError(f"{path}: damaged at byte {offset}: whole frames follow a broken one")
+                tail.num_cut_bytes = size - offset
+                return
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _is_followed_by_a_frame(file: BinaryIO, start: int) -> bool:
+    """Whether a whole frame begins anywhere from `start` on: then what is before it was not cut off."""
+    file.seek(start)
+    data = file.read(_SEARCH_BYTES)
+    head = LENGTH_AND_CRC.size
+    num_left = _SEARCH_CHECKED_BYTES
+    for at in range(len(data) - head):
+        if data[at + head] not in _FIRST_BYTES:
+            continue
+        length, crc = LENGTH_AND_CRC.unpack_from(data, at)
+        end = at + head + length
+        if not 0 < length <= _SEARCH_FRAME_BYTES or end > len(data):
+            continue
+        if zlib.crc32(data[at + head : end]) == crc:
+            return True
+        num_left -= length
+        if num_left < 0:
+            break
+    return False
