@@ -28,13 +28,15 @@ from ksana.devices.process import ProcessBackend, Progress
 from ksana.devices.staging import StagingMemory
 from ksana.engine_status import EngineCounters, engine_status
 from ksana.errors import RequestError, ServiceError
+from ksana.journal.format import RecordedSettings
+from ksana.journal.journal import Journal, open_journal
 from ksana.messages.base import Message
 from ksana.messages.outputs import Aborted, Ended, Failed, Outcome, Usage
 from ksana.messages.requests import Drain, Prompt, SamplingParams
 from ksana.messages.status import EngineStatus
 from ksana.model_setup import ModelFiles, ModelSetup, Report, find_model, set_up
 from ksana.remote_cache import RemoteCache, open_remote_store
-from ksana.runtime.actor import Post, Tap
+from ksana.runtime.actor import Post, Tap, Taps
 from ksana.runtime.clock import now_s
 from ksana.runtime.restarts import RestartLimiter
 from ksana.runtime.slots import Slots
@@ -99,6 +101,7 @@ class Engine:
         self._make_scheduler = make_scheduler
         self._outputs = outputs
         self._remote: RemoteCache | None = None
+        self._journal: Journal | None = None
         self._stack = AsyncExitStack()
         self._draining = False
         self._broken = False
@@ -152,6 +155,7 @@ class Engine:
             broken=self._broken,
             draining=self._draining,
             remote=self._remote.status() if self._remote is not None else None,
+            journal=self._journal.recorder.status() if self._journal is not None else None,
         )
 
     def refusal(self) -> ServiceError | None:
@@ -173,6 +177,7 @@ class Engine:
             )
         self.setup = set_up(self.settings, self._files)
         self._open_remote_cache(stack)
+        self._open_journal(stack)
         self._slots = Slots(self.settings.max_num_seqs + self.settings.max_queued_requests)
         self._mailboxes = Mailboxes(self._slots.capacity, self.settings.max_remote_loads)
         self._encoder = PromptEncoder(
@@ -200,6 +205,8 @@ class Engine:
             default_timeout_s=float(self.settings.request_timeout),
         )
         self._nursery = await stack.enter_async_context(trio.open_nursery())
+        if self._journal is not None:
+            self._nursery.start_soon(self._journal.run)
         self._nursery.start_soon(self._supervise)
 
     def _open_remote_cache(self, stack: AsyncExitStack) -> None:
@@ -212,6 +219,24 @@ class Engine:
         self._remote = RemoteCache(store, staging, self.setup.loader_settings(num_slots))
         stack.push_async_callback(self._remote.aclose)
 
+    def _open_journal(self, stack: AsyncExitStack) -> None:
+        setup = self.setup
+        recorded = RecordedSettings(
+            scheduler=setup.scheduler_settings(),
+            cache=setup.cache_config(),
+            loader=self._remote.settings if self._remote is not None else None,
+            max_model_len=setup.max_model_len,
+            vocab_size=setup.files.spec.vocab_size,
+            model=self.settings.model,
+        )
+        self._journal = open_journal(
+            self.settings, recorded, model_fingerprint=setup.files.fingerprint, threads=self._threads
+        )
+        if self._journal is not None:
+            stack.push_async_callback(self._journal.aclose)
+            recorder = self._journal.recorder
+            self._tap = recorder if self._tap is None else Taps(self._tap, recorder)
+
     @property
     def _loader_post(self) -> Post | None:
         return self._mailboxes.remote_cache_loader.put if self._remote is not None else None
@@ -220,6 +245,7 @@ class Engine:
         self._cores = Cores.fresh(
             self.setup.scheduler_settings(), self.setup.cache_config(), self._make_scheduler
         )
+        self._tokenizer = TokenizerCore(self._encoder)
 
     def _process_backend(self, setup: ModelSetup) -> Backend:
         return ProcessBackend(
@@ -239,6 +265,12 @@ class Engine:
     async def _run_generation(self) -> None:
         """All actors, with fresh cores, until one breaks."""
         self._make_cores()
+        if self._remote is not None:
+            self._remote.renew()
+        if self._journal is not None:
+            tokenizer = self._tokenizer
+            cores = self._cores.for_journal(self._remote) | {"tokenizer": lambda: tokenizer}
+            self._journal.begin(cores, now_s())
         async with trio.open_nursery() as actors:
             actors.start_soon(self._run_tokenizer)
             actors.start_soon(self._run_deciders)
@@ -246,7 +278,7 @@ class Engine:
 
     async def _run_tokenizer(self) -> None:
         await run_tokenizer(
-            TokenizerCore(self._encoder),
+            self._tokenizer,
             self._encoder,
             self._mailboxes.tokenizer,
             scheduler=self._mailboxes.scheduler.put,

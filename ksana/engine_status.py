@@ -9,7 +9,7 @@ import msgspec
 
 from ksana.actors.device_executor import DeviceExecutor
 from ksana.messages.blocks import CacheCounters, PoolUse
-from ksana.messages.status import EngineStatus, SchedulerCounters
+from ksana.messages.status import EngineStatus, JournalStatus, SchedulerCounters
 from ksana.messages.stores import RemoteCacheStatus
 from ksana.runtime.slots import Slots
 from ksana.scheduling.status import SchedulerStatus
@@ -44,6 +44,7 @@ def engine_status(
     broken: bool,
     draining: bool,
     remote: RemoteCacheStatus | None,
+    journal: JournalStatus | None,
 ) -> EngineStatus:
     """The snapshot; cheap, no loop over requests."""
     return EngineStatus(
@@ -66,6 +67,7 @@ def engine_status(
         draining=draining,
         num_loading=scheduler.num_loading,
         remote=remote,
+        journal=journal,
     )
 
 

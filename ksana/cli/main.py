@@ -28,6 +28,7 @@ COMMANDS = {
     "check": Command(
         "ksana.cli.check", "say what `serve` would load, and whether it fits, without loading it"
     ),
+    "replay": Command("ksana.cli.replay", "say again what a journal has recorded, and tell what differs"),
     "version": Command("ksana.cli.version", "print the versions of Ksana and what it stands on"),
 }
 

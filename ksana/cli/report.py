@@ -38,6 +38,7 @@ def start_block(
             ("computing", f"{model.dtype}, {model.device}"),
             ("KV pool", pool_text(model)),
             *remote_cache_rows(settings),
+            *journal_rows(settings),
             ("limits", limits_text(model.max_model_len, settings)),
             ("sampling", SAMPLING_POLICY),
             ("address", f"{address} ({'API key asked for' if asks_for_key else 'no API key'})"),
@@ -63,6 +64,15 @@ def remote_cache_rows(settings: Settings) -> list[tuple[str, str]]:
     return [
         ("remote cache", f"{without_password(settings.remote_cache)}, {staging} of staging memory, {saving}")
     ]
+
+
+def journal_rows(settings: Settings) -> list[tuple[str, str]]:
+    if settings.journal is None:
+        return []
+    content = (
+        "without text, token ids renamed" if settings.journal_redact else "prompts and answers are in it"
+    )
+    return [("journal", f"{settings.journal}, {format_bytes(settings.journal_max_bytes)} at most; {content}")]
 
 
 def limits_text(max_model_len: int, settings: Settings) -> str:

@@ -135,6 +135,8 @@ def _gauges(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
     )
     yield "swa_cache_usage_perc", "The same for sliding-window blocks", _used(status.swa_use)
     yield "worker_ready", "1 while a worker can run steps", float(status.worker_state == "ready")
+    if status.journal is not None:
+        yield "journal_up", "1 while decisions are recorded", float(status.journal.stopped is None)
     if status.remote is not None:
         yield "num_requests_loading", "Waiting requests whose prefixes are being loaded", status.num_loading
         yield (
@@ -168,6 +170,8 @@ def _counters(status: EngineStatus) -> Iterator[tuple[str, str, float]]:
     yield "worker_restarts", "Workers started again after one was lost", status.num_worker_restarts
     yield "core_crashes", "Actors that broke and failed all requests", status.num_core_crashes
     yield "requests_refused", "Requests told 429", status.num_refused
+    if status.journal is not None:
+        yield "journal_bytes", "Bytes recorded in the journal", status.journal.num_bytes
 
 
 def _labelled_counters(

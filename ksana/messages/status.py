@@ -95,6 +95,8 @@ class EngineStatus(Value):
     """Waiting requests whose prefixes are being loaded from the remote cache."""
     remote: RemoteCacheStatus | None = None
     """None without a remote cache."""
+    journal: JournalStatus | None = None
+    """None without a journal."""
 
     @property
     def has_work(self) -> bool:

@@ -1,0 +1,142 @@
+"""`ksana replay`: a journal, said again by the cores that it was recorded from, without a device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from ksana.cli.settings import Parser
+from ksana.config import Settings
+from ksana.errors import ConfigError
+from ksana.journal.reading import Segment, list_segments
+from ksana.journal.replay import Difference, ReplayReport, replay
+from ksana.journal.schema import STATE_TYPES
+from ksana.model_setup import find_model
+from ksana.runtime.actor import Address
+from ksana.tokenizers.prompts import PromptEncoder
+
+SAME, DIFFERENT = 0, 1
+MAX_SHOWN_CHARS = 4000
+"""Of one message; a plan may be long."""
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    arguments = parser.parse_strictly(argv)
+    segments = choose_segments(list_segments(Path(arguments.DIR)), arguments.segment)
+    actors = choose_actors(segments, arguments.actor, can_tokenize=arguments.model is not None)
+    encoder = None
+    if "tokenizer" in actors:
+        encoder = find_encoder(arguments.model, arguments.chat_template, segments)
+    say(f"{len(segments)} segments in {arguments.DIR}; actors: {', '.join(actors)}")
+    report = replay(segments, actors, encoder)
+    print(result_text(report), flush=True)
+    return SAME if report.difference is None else DIFFERENT
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="ksana replay",
+        description="Feed a journal (ksana serve --journal DIR) to the code that decides, and hold every "
+        "message it says against the recorded one. Exit code 0: all the same; 1: something differs; 2: the "
+        "journal cannot be read, or is damaged.",
+    )
+    parser.add_argument("DIR", help="Directory of the journal")
+    parser.add_argument("--segment", metavar="N", help="Only the segment with this number")
+    parser.add_argument(
+        "--actor",
+        action="append",
+        metavar="NAME",
+        help="Only this actor (may be repeated); default: all that were recorded",
+    )
+    parser.add_argument("--model", metavar="TEXT", help="The model, which the tokenizer needs to replay")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="The chat template, if the server was given one"
+    )
+    return parser
+
+
+def choose_segments(segments: list[Segment], number: str | None) -> list[Segment]:
+    """All, or the one with that number. Raises ConfigError."""
+    if number is None:
+        return segments
+    chosen = [segment for segment in segments if str(segment.number) == number.strip()]
+    if not chosen:
+        there = f"{segments[0].number} to {segments[-1].number}"
+        raise ConfigError(f"--segment: there is no segment {number[:20]!r}, only {there}")
+    return chosen
+
+
+def choose_actors(
+    segments: Sequence[Segment], asked: Sequence[str] | None, *, can_tokenize: bool
+) -> tuple[Address, ...]:
+    """Those that are asked for; else all that were recorded, the tokenizer only if there is a model for it.
+    Raises ConfigError."""
+    recorded = dict.fromkeys(actor for segment in segments for actor in segment.header.actors)
+    if not asked:
+        if "tokenizer" in recorded and not can_tokenize:
+            say(f"the tokenizer is left out: it needs --model {segments[0].header.settings.model!r}")
+            del recorded["tokenizer"]
+        if not recorded:
+            raise ConfigError("no other actor was recorded: give --model")
+        return tuple(recorded)
+    for name in asked:
+        if name not in STATE_TYPES:
+            raise ConfigError(f"--actor: {name[:40]!r} is none of {', '.join(STATE_TYPES)}")
+        if name not in recorded:
+            raise ConfigError(f"--actor: {name} was not recorded, only {', '.join(recorded)}")
+    if "tokenizer" in asked and not can_tokenize:
+        raise ConfigError("--actor tokenizer needs --model")
+    return cast(tuple[Address, ...], tuple(dict.fromkeys(asked)))
+
+
+def find_encoder(model: str, chat_template: str | None, segments: Sequence[Segment]) -> PromptEncoder:
+    """The tokenizer of a model. Raises ConfigError if it is not the one that was recorded."""
+    files = find_model(Settings(model=model, chat_template=chat_template), say)
+    settings = segments[0].header.settings
+    for segment in segments:
+        if segment.header.model_fingerprint != files.fingerprint:
+            raise ConfigError(f"--model: {model} is not the model that was recorded ({settings.model})")
+        if segment.header.settings.max_model_len != settings.max_model_len:
+            raise ConfigError("the segments were recorded with different limits: give --segment")
+    return PromptEncoder(
+        files.tokenizer, max_model_len=settings.max_model_len, vocab_size=files.spec.vocab_size
+    )
+
+
+def result_text(report: ReplayReport) -> str:
+    """What a person reads."""
+    lines = list(report.notes)
+    if report.difference is not None:
+        return "\n".join([*lines, *difference_lines(report.difference)])
+    counts = ", ".join(f"{count} of the {actor}" for actor, count in report.by_actor.items())
+    lines.append(
+        f"All the same: {report.num_messages} messages in {report.num_activations} activations"
+        + (f" ({counts})." if counts else ".")
+    )
+    return "\n".join(lines)
+
+
+def difference_lines(difference: Difference) -> list[str]:
+    where = f"segment {difference.segment}, byte {difference.offset}"
+    lines = [
+        f"Differs: {difference.actor}, {where}, activation {difference.activation}, "
+        f"at {difference.now_s:.6f} s: {difference.what}"
+    ]
+    lines += [f"  told      {shortened(message)}" for message in difference.messages]
+    if difference.recorded or difference.replayed:
+        lines += [f"  recorded  {shortened(difference.recorded)}"]
+        lines += [f"  replayed  {shortened(difference.replayed)}"]
+    return lines
+
+
+def shortened(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    more = len(text) - MAX_SHOWN_CHARS
+    return text if more <= 0 else f"{text[:MAX_SHOWN_CHARS]}... ({more} characters more)"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
