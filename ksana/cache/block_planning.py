@@ -234,23 +234,23 @@ class BlockPlanning:
     def _answer(self, batch: _OpenBatch, swa: SwaBatchDone | None) -> BlocksPlanned:
         swa_grants = {grant.request_id: grant for grant in swa.grants} if swa is not None else {}
         swa_refusals = {refusal.request_id: refusal for refusal in swa.refusals} if swa is not None else {}
+        step_id = batch.plan.step_id
         grants: list[BlocksGranted] = []
         refusals = [
             BlocksRefused(request_id=request_id, reason="loading") for request_id in batch.refused_updates
         ]
         for demand, outcome in zip(batch.plan.demands, batch.outcomes, strict=True):
-            refusal = swa_refusals.get(demand.request_id)
-            if isinstance(outcome, Taken) and refusal is not None:
+            request_id = demand.request_id
+            if not isinstance(outcome, Taken):
+                refusals.append(BlocksRefused(request_id=request_id, reason=outcome))
+            elif request_id in swa_refusals:
                 self.fa.undo(outcome)
-                outcome = refusal.reason
-            if isinstance(outcome, Taken):
-                swa_grant = swa_grants.get(demand.request_id)
-                grants.append(self._grant(outcome, swa_grant, batch.plan.step_id))
+                refusals.append(BlocksRefused(request_id=request_id, reason=swa_refusals[request_id].reason))
             else:
-                refusals.append(BlocksRefused(request_id=demand.request_id, reason=outcome))
+                grants.append(self._grant(outcome, swa_grants.get(request_id), step_id))
         return BlocksPlanned(
             pool_epoch=batch.plan.pool_epoch,
-            step_id=batch.plan.step_id,
+            step_id=step_id,
             grants=tuple(grants),
             refusals=tuple(refusals),
             edits=_joined_edits(batch.fa_edits, swa.edits if swa is not None else ()),
@@ -270,19 +270,13 @@ class BlockPlanning:
             request.swa_end = max(request.swa_end, ceil_div(start + num_tokens, self.config.block_size))
             if taken.is_new:
                 request.swa_first = self.config.first_window_block(start)
+        first_index, table = taken.first_index, request.fa_block_ids
         return BlocksGranted(
             request_id=request.request_id,
             start=start,
             num_tokens=num_tokens,
             fa_write_start=max(start, request.num_matched * self.config.block_size),
-            fa_edits=tuple(
-                [
-                    BlockTableEdit(index=index, block_id=block_id)
-                    for index, block_id in enumerate(
-                        request.fa_block_ids[taken.first_index :], taken.first_index
-                    )
-                ]
-            ),
+            fa_edits=_places(table[first_index:], first_index) if len(table) > first_index else (),
             swa_edits=swa.edits if swa is not None else (),
         )
 
@@ -338,10 +332,18 @@ def empty_pool(num_blocks: int) -> PoolUse:
     return PoolUse(num_blocks=num_blocks, num_free=num_blocks, num_cached=0, num_referenced=0, num_deferred=0)
 
 
+def _places(block_ids: list[int], first_index: int) -> tuple[BlockTableEdit, ...]:
+    """Edits that fill a table from `first_index` on."""
+    places = enumerate(block_ids, first_index)
+    return tuple([BlockTableEdit(index=index, block_id=block_id) for index, block_id in places])
+
+
 def _joined_edits(
     fa_edits: dict[RequestId, list[BlockTableEdit]], swa_edits: tuple[TableEdits, ...]
 ) -> tuple[TableEdits, ...]:
     """One TableEdits per request: FA edits, and those of the SWA cache manager."""
+    if not (fa_edits or swa_edits):
+        return ()
     by_request = {edits.request_id: edits.swa_edits for edits in swa_edits}
     request_ids = dict.fromkeys([*fa_edits, *by_request])
     return tuple(

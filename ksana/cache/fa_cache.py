@@ -43,7 +43,7 @@ class CacheTotals(msgspec.Struct):
         return CacheCounters(**msgspec.structs.asdict(self))
 
 
-class Taken(msgspec.Struct):
+class Taken(msgspec.Struct, gc=False):
     """FA blocks taken for one demand, until it is settled."""
 
     request: CachedRequest
@@ -327,8 +327,9 @@ class FaCache:
                 self.totals.num_fa_hit_tokens += request.num_matched * self.config.block_size
                 self.totals.num_hit_tokens += start
                 self.totals.num_remote_hit_tokens += request.num_remote_tokens
-        num_needed = max(self.config.num_blocks_for(start + num_tokens), request.num_matched)
-        self._shrink(request, max(num_needed, taken.num_before))
+        if len(request.fa_block_ids) > taken.num_before:
+            num_needed = max(self.config.num_blocks_for(start + num_tokens), request.num_matched)
+            self._shrink(request, max(num_needed, taken.num_before))
 
     def undo(self, taken: Taken) -> None:
         """The sliding layers refuse the demand: give back what was taken, pins included. FA blocks that were
