@@ -10,7 +10,6 @@ from ksana.messages.base import Message
 from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import StepPlan
 from ksana.runtime.actor import Post, Tap
-from ksana.runtime.clock import now_s
 from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.virtual_clock import VirtualClock
 
@@ -39,6 +38,7 @@ class LeanExecutor(DeviceExecutor):
             tap=tap,
         )
         self._simulated = backend
+        self._clock: VirtualClock
         self._is_serving = False
         self._num_begun = 0
         """Orders begun. A call for an older one comes too late: its worker died meanwhile."""
@@ -54,6 +54,7 @@ class LeanExecutor(DeviceExecutor):
 
     async def _serve(self) -> str:
         """Until the worker is lost: why. Raises what a step has raised."""
+        self._clock = VirtualClock.current()
         self._is_serving = True
         try:
             await self._simulated.killed.wait()
@@ -68,11 +69,11 @@ class LeanExecutor(DeviceExecutor):
         seconds = self._simulated.begin(is_first=is_first)
         self._num_begun += 1
         number = self._num_begun
-        clock = VirtualClock.current()
+        clock = self._clock
         if seconds > self._step_timeout_s:
-            clock.call_at(now_s() + self._step_timeout_s, lambda: self._give_up(number))
+            clock.call_at(clock.current_time() + self._step_timeout_s, lambda: self._give_up(number))
         else:
-            clock.call_at(now_s() + seconds, lambda: self._finish(number))
+            clock.call_at(clock.current_time() + seconds, lambda: self._finish(number))
 
     def _finish(self, number: int) -> None:
         if number != self._num_begun:
