@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -81,9 +82,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def summarise(record: RunRecord, target: Target | None = None, from_s: float = 0.0) -> Summary:
-    """The figures of a run, of requests that arrived at `from_s` or later."""
-    asked = [request for request in record.requests if request.arrival_s >= from_s]
+def summarise(
+    record: RunRecord, target: Target | None = None, from_s: float = 0.0, to_s: float = math.inf
+) -> Summary:
+    """The figures of a run, of requests that arrived from `from_s` on and before `to_s`."""
+    asked = [request for request in record.requests if from_s <= request.arrival_s < to_s]
     finished = [request for request in asked if request.is_finished]
     span_s = _span_s(asked, record)
     counters = total_counters(record)

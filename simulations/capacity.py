@@ -1,0 +1,124 @@
+"""How many requests per second a model serves on a device within a TTFT and a TPOT target.
+
+Each trial is a simulation of the same requests at another rate; the border is bracketed, then bisected, for
+several seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ksana.costs.step_cost import StepCost
+from ksana.errors import ConfigError
+from simulations.capacity_report import HEADER, Capacity, answer_text, capacity_page, probe_row
+from simulations.probes import Probe, Question, probe, probe_alone
+from simulations.rate_search import Bracket, search_rate
+from simulations.report import write_file
+from simulations.settings import add_workload_arguments, add_world_arguments, read_workload, read_world
+from simulations.summary import Target, as_json
+from simulations.workloads.spec import OpenSpec, TraceSpec
+
+_NEAR = 1.1
+"""Factor by which the second seed's search begins to look around the first one's answer."""
+
+
+def find_capacity(
+    question: Question,
+    *,
+    seeds: Sequence[int],
+    cost: StepCost | None = None,
+    tolerance: float = 0.02,
+    told: Callable[[Probe], None] | None = None,
+) -> Capacity:
+    """Search. `told` is given every trial. A recorded trace has one rhythm, so that one seed is enough."""
+    alone, latency_s = probe_alone(question, cost)
+    if told is not None:
+        told(alone)
+    probes: list[Probe] = []
+    brackets: list[Bracket] = []
+    if alone.holds and latency_s > 0:
+        start, factor = 1 / latency_s, 2.0
+        for seed in seeds:
+
+            def does_hold(rate_per_s: float, seed: int = seed) -> bool:
+                probes.append(probe(question, rate_per_s, seed, cost))
+                if told is not None:
+                    told(probes[-1])
+                return probes[-1].holds
+
+            brackets.append(search_rate(does_hold, start, first_factor=factor, tolerance=tolerance))
+            if brackets[-1].holds is not None:
+                start, factor = brackets[-1].holds, _NEAR
+    held = [bracket.holds for bracket in brackets if bracket.holds is not None]
+    broken = [one for bracket in brackets for one in probes if one.rate_per_s == bracket.breaks]
+    return Capacity(
+        question=question,
+        alone=alone,
+        probes=tuple(probes),
+        brackets=tuple(brackets),
+        rate_per_s=statistics.fmean(held) if held else None,
+        is_bounded=not brackets or any(bracket.breaks is not None for bracket in brackets),
+        limited_by=tuple(sorted({name for one in broken or [alone] for name in one.broken})),
+    )
+
+
+def add_capacity_command(subparsers: Any) -> None:
+    """`python -m simulations capacity`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "capacity", help="how many requests per second are served within a TTFT and TPOT target"
+    )
+    parser.add_argument("--ttft-ms", type=float, required=True, help="time to first token, from arrival")
+    parser.add_argument("--tpot-ms", type=float, required=True, help="mean time per output token after it")
+    parser.add_argument("--percentile", type=float, default=99.0, help="of requests that must be within (99)")
+    parser.add_argument("--seeds", type=int, default=3, help="so many searches (3; of a trace 1)")
+    parser.add_argument("--tolerance", type=float, default=0.02, help="of the border, relative (0.02)")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write capacity.json and capacity.html")
+    add_world_arguments(parser)
+    add_workload_arguments(parser)
+    parser.set_defaults(run=run_capacity)
+
+
+def run_capacity(options: argparse.Namespace) -> int:
+    """Prints every trial, and the answer. Returns the exit code; raises ConfigError."""
+    question, seeds = read_question(options)
+    widths = [10, 5, 7, 7, 10, 10, 8]
+    print("  ".join(text.rjust(width) for text, width in zip(HEADER, widths, strict=True)))
+    num_told = 0
+
+    def tell(one: Probe) -> None:
+        nonlocal num_told
+        row = probe_row(one, is_alone=not num_told)
+        num_told += 1
+        print("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)), flush=True)
+
+    capacity = find_capacity(question, seeds=seeds, cost=None, tolerance=options.tolerance, told=tell)
+    print(answer_text(capacity))
+    if options.report is not None:
+        write_file(options.report / "capacity.json", as_json(capacity))
+        write_file(options.report / "capacity.html", capacity_page(capacity).encode())
+    return 0
+
+
+def read_question(options: argparse.Namespace) -> tuple[Question, range]:
+    """Raises ConfigError."""
+    workload = read_workload(options)
+    if not isinstance(workload, OpenSpec | TraceSpec):
+        raise ConfigError("a capacity search varies the rate of arrivals: leave out --users and --sessions")
+    if not 0 < options.percentile <= 100:
+        raise ConfigError(f"--percentile goes up to 100, not {options.percentile:g}")
+    if not (options.ttft_ms > 0 and options.tpot_ms > 0):
+        raise ConfigError("--ttft-ms and --tpot-ms must be positive")
+    if not 1 <= options.seeds <= 1000:
+        raise ConfigError(f"--seeds goes from 1 to 1000, not {options.seeds}")
+    question = Question(
+        world=read_world(options),
+        workload=workload,
+        target=Target(ttft_s=options.ttft_ms / 1000, tpot_s=options.tpot_ms / 1000),
+        percentile=options.percentile,
+    )
+    num_seeds = 1 if isinstance(workload, TraceSpec) else options.seeds
+    return question, range(options.seed, options.seed + num_seeds)

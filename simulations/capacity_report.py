@@ -1,0 +1,103 @@
+"""The answer of a capacity search: what it is, as a sentence, as a table and as a page."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ksana.perf.charts import LineChart, Series, line_chart
+from ksana.perf.html_page import charts, folded, page, table
+from simulations.probes import Probe, Question
+from simulations.rate_search import Bracket
+from simulations.summary import as_json
+
+HEADER = ["requests/s", "seed", "judged", "failed", "TTFT (ms)", "TPOT (ms)", "verdict"]
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. Rates are requests per second."""
+
+    question: Question
+    alone: Probe
+    """Each request by itself: what cannot be had even then, cannot be had."""
+    probes: tuple[Probe, ...]
+    brackets: tuple[Bracket, ...]
+    """One per seed."""
+    rate_per_s: float | None
+    """Mean over seeds of the highest rate at which the target held. None: there is no such rate."""
+    is_bounded: bool
+    """False: the target held at every rate that was tried."""
+    limited_by: tuple[str, ...]
+    """What broke first, a little above the answer."""
+
+    @property
+    def range_per_s(self) -> tuple[float, float]:
+        """From the lowest rate that held for one seed to the lowest that broke for another."""
+        held = [bracket.holds for bracket in self.brackets if bracket.holds is not None]
+        broke = [bracket.breaks for bracket in self.brackets if bracket.breaks is not None]
+        return min(held, default=0.0), max(broke, default=float("inf"))
+
+
+def answer_text(capacity: Capacity) -> str:
+    """The answer as a sentence."""
+    question = capacity.question
+    wanted = (
+        f"TTFT {1000 * question.target.ttft_s:g} ms and TPOT {1000 * question.target.tpot_s:g} ms "
+        f"for {question.percentile:g} % of requests"
+    )
+    if capacity.rate_per_s is None:
+        at = "" if capacity.brackets else " even of requests that are alone"
+        return f"No rate keeps {wanted}: {', '.join(capacity.limited_by)} break it{at}."
+    if not capacity.is_bounded:
+        return f"{wanted} hold at any rate; {capacity.rate_per_s:.3g} requests/s is the highest tried."
+    low, high = capacity.range_per_s
+    num_seeds = len(capacity.brackets)
+    border = f"{num_seeds} seed{'s' * (num_seeds > 1)}: the border lies between {low:.3g} and {high:.3g}"
+    return (
+        f"{capacity.rate_per_s:.3g} requests/s keep {wanted} ({border}). "
+        f"Above it {', '.join(capacity.limited_by)} break it."
+    )
+
+
+def probe_row(one: Probe, is_alone: bool = False) -> list[str]:
+    """The cells of HEADER."""
+    times = ["-" if time_s is None else f"{1000 * time_s:,.1f}" for time_s in (one.ttft_s, one.tpot_s)]
+    return [
+        "one by one" if is_alone else f"{one.rate_per_s:.4g}",
+        str(one.seed),
+        f"{one.num_judged:,}",
+        f"{one.num_failed:,}",
+        *times,
+        "holds" if one.holds else f"{', '.join(one.broken)} too high",
+    ]
+
+
+def capacity_page(capacity: Capacity) -> str:
+    """Trials as charts and as a table."""
+    figures = []
+    target = capacity.question.target
+    for name, field, most_s in (("TTFT", "ttft_s", target.ttft_s), ("TPOT", "tpot_s", target.tpot_s)):
+        points = sorted(
+            (one.rate_per_s, 1000 * getattr(one, field))
+            for one in capacity.probes
+            if getattr(one, field) is not None
+        )
+        ends = [points[0][0], points[-1][0]] if points else []
+        series = [
+            Series(name="trials", points=points, dotted=True),
+            Series(name="target", points=[(x, 1000 * most_s) for x in ends], colour=1, dashed=True),
+        ]
+        percentile = f"{capacity.question.percentile:g}th percentile"
+        figures.append(
+            line_chart(
+                LineChart(
+                    title=f"{name} at the {percentile}",
+                    x_label="requests per second",
+                    y_label=f"{name} (ms)",
+                    series=series,
+                    y_max=4000 * most_s,
+                )
+            )
+        )
+    rows = [probe_row(capacity.alone, is_alone=True), *map(probe_row, capacity.probes)]
+    body = f"<p>{answer_text(capacity)}</p>{charts(figures)}<h2>Trials</h2>{table(HEADER, rows)}"
+    return page("Capacity", body + folded("Question", as_json(capacity.question).decode()))

@@ -1,0 +1,146 @@
+"""One trial of a capacity search: a workload at a rate, and whether its users got what they want."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from ksana.costs.step_cost import StepCost
+from ksana.errors import ConfigError
+from simulations.metrics import RequestRecord, RunRecord
+from simulations.requests import Ending, OpenLoop, SimRequest, Workload
+from simulations.scenario import WorldSpec
+from simulations.summary import Target, tpot_s, ttft_s, values
+from simulations.workloads.spec import OpenSpec, TraceSpec, open_workload
+from simulations.world import Keep, run_world
+
+_LEFT_OUT = 0.1
+"""Share of the arrivals at either end of a trial that are not judged: the engine is filling or emptying."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests per second does this world serve such that `percentile` percent of them are within
+    the target, in TTFT and in TPOT?"""
+
+    world: WorldSpec
+    workload: OpenSpec | TraceSpec
+    target: Target
+    percentile: float = 99.0
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trial gave. Times are at the percentile that is asked for; None: no request had one."""
+
+    rate_per_s: float
+    seed: int
+    num_judged: int
+    num_failed: int
+    """Of those judged: refused, failed, timed out."""
+    ttft_s: float | None
+    tpot_s: float | None
+    wall_s: float
+    broken: tuple[str, ...]
+    """What was not as wanted: `failures`, `TTFT`, `TPOT`. Empty: the target holds."""
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+
+def probe(question: Question, rate_per_s: float, seed: int, cost: StepCost | None) -> Probe:
+    """Run the workload with as many arrivals per second on average. Raises ConfigError for a wrong trace."""
+    spec = at_rate(question.workload, rate_per_s, seed)
+    requests = _later(open_workload(spec, seed).first(), _ready_s(question.world))
+    record = _run(question, OpenLoop(requests), seed, cost)
+    num = len(record.requests)
+    left_out = min(int(num * _LEFT_OUT), (num - 1) // 2)
+    return _judge(question, record.requests[left_out : num - left_out], rate_per_s, seed, record.wall_s)
+
+
+def probe_alone(question: Question, cost: StepCost | None, num_requests: int = 50) -> tuple[Probe, float]:
+    """The first requests one by one, each when the one before it has ended; and their mean latency."""
+    requests = open_workload(question.workload, 0).first()
+    workload = OneByOne(requests, num_requests, _ready_s(question.world))
+    record = _run(question, workload, 0, cost)
+    latencies_s = [request.ended_s - request.arrival_s for request in record.requests if request.ended_s]
+    mean_s = sum(latencies_s) / max(1, len(latencies_s))
+    rate_per_s = 1 / mean_s if mean_s else math.inf
+    return _judge(question, record.requests, rate_per_s, 0, record.wall_s), mean_s
+
+
+def at_rate(spec: OpenSpec | TraceSpec, rate_per_s: float, seed: int) -> OpenSpec | TraceSpec:
+    """The same requests in the same rhythm, with exactly so many arrivals per second on average."""
+    arrivals_s = [request.arrival_s for request in open_workload(spec, seed).first()]
+    span_s = arrivals_s[-1] - arrivals_s[0] if arrivals_s else 0.0
+    if span_s <= 0:
+        raise ConfigError("a capacity search needs requests that arrive at two times at least")
+    factor = rate_per_s * span_s / (len(arrivals_s) - 1)
+    if isinstance(spec, TraceSpec):
+        return msgspec.structs.replace(spec, speedup=spec.speedup * factor)
+    return msgspec.structs.replace(spec, rate_per_s=spec.rate_per_s * factor)
+
+
+class OneByOne(Workload):
+    """The first `num` of these requests, none before the last one ended."""
+
+    def __init__(self, requests: Iterator[SimRequest], num: int, start_s: float) -> None:
+        self._requests = requests
+        self._num_left = num
+        self._start_s = start_s
+
+    def first(self) -> Iterator[SimRequest]:
+        request = self._next(self._start_s)
+        if request is not None:
+            yield request
+
+    def after(self, ending: Ending) -> SimRequest | None:
+        return self._next(ending.at_s)
+
+    def _next(self, at_s: float) -> SimRequest | None:
+        request = next(self._requests, None) if self._num_left else None
+        self._num_left -= 1
+        return None if request is None else msgspec.structs.replace(request, arrival_s=at_s)
+
+
+def _ready_s(world: WorldSpec) -> float:
+    """When all workers have started; who came earlier would wait for that."""
+    return max(engine.start_time_s for engine in world.engines) + 1.0
+
+
+def _later(requests: Iterator[SimRequest], by_s: float) -> Iterator[SimRequest]:
+    return (msgspec.structs.replace(request, arrival_s=request.arrival_s + by_s) for request in requests)
+
+
+def _run(question: Question, workload: Workload, seed: int, cost: StepCost | None) -> RunRecord:
+    world = msgspec.structs.replace(question.world, sample_every_s=0.0)
+    return run_world(world, workload, seed=seed, cost=cost, keep=Keep(check_answers=False))
+
+
+def _judge(
+    question: Question, judged: list[RequestRecord], rate_per_s: float, seed: int, wall_s: float
+) -> Probe:
+    finished = [request for request in judged if request.is_finished]
+    times = {
+        "TTFT": (_percentile(values(map(ttft_s, finished)), question), question.target.ttft_s),
+        "TPOT": (_percentile(values(map(tpot_s, finished)), question), question.target.tpot_s),
+    }
+    num_failed = len(judged) - len(finished)
+    broken = [name for name, (time_s, most_s) in times.items() if time_s is not None and time_s > most_s]
+    is_failing = num_failed > len(judged) * (1 - question.percentile / 100)
+    return Probe(
+        rate_per_s=rate_per_s,
+        seed=seed,
+        num_judged=len(judged),
+        num_failed=num_failed,
+        ttft_s=times["TTFT"][0],
+        tpot_s=times["TPOT"][0],
+        wall_s=wall_s,
+        broken=("failures", *broken) if is_failing else tuple(broken),
+    )
+
+
+def _percentile(times: np.typing.NDArray[np.float64], question: Question) -> float | None:
+    return float(np.percentile(times, question.percentile)) if len(times) else None
