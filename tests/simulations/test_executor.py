@@ -153,3 +153,44 @@ def test_what_a_step_raises_comes_out_of_the_engine() -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             Story(fast=fast, fault=broken).run()
         assert caught.group_contains(InvariantViolated, match="found by a step")
+
+
+def test_a_decode_step_wakes_two_actors_and_nobody_else() -> None:
+    """The scheduler for the step's end and for the next blocks, the block allocator in between."""
+
+    class Count(trio.abc.Instrument):
+        num_task_steps = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002
+            self.num_task_steps += 1
+
+    async def main() -> tuple[int, int]:
+        over, count = trio.Event(), Count()
+        engine = SimulatedEngine(
+            EngineSpec(),
+            cost=LinearStepCost(),
+            tokens=lambda _request, position: 3 + position,
+            listener=lambda outputs: over.set() if outputs.ended else None,
+            fast=True,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            await trio.sleep(5)
+            trio.lowlevel.add_instrument(count)
+            engine.add(
+                AddRequest(
+                    request_id=1,
+                    prompt_token_ids=(1, 2, 3),
+                    sampling=SamplingParams(seed=0, max_tokens=500),
+                    eos_token_ids=(),
+                    arrival_time_s=5,
+                    deadline_s=1e5,
+                )
+            )
+            await over.wait()
+            nursery.cancel_scope.cancel()
+        return count.num_task_steps, engine.status().counters.num_steps
+
+    num_task_steps, num_steps = run_deterministic(0, main, VirtualClock())
+    assert num_steps >= 500
+    assert num_task_steps <= 3 * num_steps + 20
