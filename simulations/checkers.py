@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from ksana.errors import InvariantViolated
+import msgspec
+
+from ksana.messages.blocks import CacheCounters
 from ksana.messages.outputs import Aborted, Failed, Finished, RequestEnded
+from ksana.scheduling.status import SchedulerCounters
 from simulations.engine import EngineSpec
 from simulations.faults import WorkerFaults
+from simulations.oracles import PrefixOracle, is_roomy, most_crashes
+from simulations.promises import BrokenPromise
 from simulations.script import EOS_ID
 
 if TYPE_CHECKING:
@@ -15,10 +21,6 @@ if TYPE_CHECKING:
 
 PATIENT_S = 1e5
 """A client with a timeout of this or more waits for ever: that it runs out means that something hung."""
-
-
-class BrokenPromise(InvariantViolated):
-    """A checker of the simulation found what must never be."""
 
 
 class EngineFacts:
@@ -34,6 +36,31 @@ class EngineFacts:
         """The executor has said so, at least once."""
         self.slowest_message_s = 0.0
         """By how much messages may be late."""
+        self.num_crashes = 0
+        """Workers killed from outside so far, or that did not start."""
+        self.oracle: PrefixOracle | None = None
+        """Only where answers are checked closely."""
+        self.has_store = False
+        self.num_poisons = 0
+        self.is_calm = True
+        """No fault was planned for it."""
+        self.endings: list[Accounted] = []
+
+
+class Accounted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request in the books of the front end, kept where answers are checked closely."""
+
+    index: int
+    outcome: str
+    """Finished, Failed or Aborted."""
+    was_left: bool
+    num_tokens_at_most: int
+    """Prompt and longest answer."""
+    num_computed: int
+    """Tokens that had to be computed, without what the cache had; those sampled last need not be."""
+    num_cached: int
+    num_cached_expected: int
+    ran: bool
 
 
 def check_ending(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineFacts) -> None:
@@ -107,7 +134,9 @@ def _wrong_failure(asked: Asked, outcome: Failed, now_s: float, facts: EngineFac
         right = position is not None and (asked.left or position == len(asked.output_ids))
         return None if right else "no such row was planned"
     if outcome.code == "worker_lost":
-        return None if facts.num_losses >= 2 else f"{facts.num_losses} workers were lost"
+        if asked.poison_at is not None or (facts.num_crashes and facts.num_losses >= 2):
+            return None
+        return f"{facts.num_losses} workers were lost, {facts.num_crashes} of them not for a request"
     if num_prompt >= spec.max_model_len:
         return None if outcome.status == 400 else "the status should be 400"
     num_tokens = min(num_prompt + asked.request.max_tokens, spec.max_model_len)
@@ -135,3 +164,68 @@ def _check_timing(asked: Asked, ended: RequestEnded, now_s: float) -> None:
 
 def _name(asked: Asked) -> str:
     return f"request {asked.request_id} (number {asked.record.index})"
+
+
+def account(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineFacts) -> None:
+    """Enter an ending into the books."""
+    if facts.oracle is None:
+        return
+    usage, request, timing = ended.usage, asked.request, ended.timing
+    ran = timing is not None and timing.first_scheduled_s is not None
+    facts.endings.append(
+        Accounted(
+            index=asked.record.index,
+            outcome=type(ended.outcome).__name__,
+            was_left=asked.left,
+            num_tokens_at_most=usage.num_prompt_tokens + request.max_tokens,
+            num_computed=usage.num_prompt_tokens - usage.num_cached_tokens + usage.num_output_tokens,
+            num_cached=usage.num_cached_tokens,
+            num_cached_expected=asked.num_cached_expected,
+            ran=ran,
+        )
+    )
+    if isinstance(ended.outcome, Finished) and not asked.left and asked.script.prompt_ids is not None:
+        token_ids = asked.script.prompt_ids + tuple(asked.output_ids)
+        facts.oracle.finished(now_s, request.cache_salt, token_ids[:-1])
+
+
+def check_books(facts: EngineFacts, counters: SchedulerCounters, cache: CacheCounters | None) -> None:
+    """At the end: what the scheduler counted is what came; and where there was room for all, nobody was
+    preempted, nothing was evicted, computed twice, or computed though it was there."""
+    _check_counters(facts, counters)
+    if facts.num_poisons == 1 and not facts.num_crashes:
+        allowed = most_crashes(2 * facts.spec.max_num_seqs)
+        if facts.num_losses > allowed:
+            raise BrokenPromise(f"{facts.num_losses} crashes to find a poisonous request, {allowed} allowed")
+    lengths = [ending.num_tokens_at_most for ending in facts.endings]
+    if not facts.is_calm or facts.has_store or not is_roomy(facts.spec, lengths):
+        return
+    if counters.num_preemptions:
+        raise BrokenPromise(f"{counters.num_preemptions} preemptions, though there was room for all")
+    if cache is not None and (cache.num_fa_evictions or cache.num_swa_evictions):
+        raise BrokenPromise(f"evictions, though there was room for all: {cache}")
+    needed = sum(ending.num_computed for ending in facts.endings if ending.ran)
+    most = needed + 2 * sum(ending.ran for ending in facts.endings)
+    if counters.num_computed_tokens > most:
+        raise BrokenPromise(f"{counters.num_computed_tokens} tokens computed, {most} at most were needed")
+    if facts.spec.enable_prefix_caching:
+        for ending in facts.endings:
+            if ending.ran and ending.num_cached < ending.num_cached_expected:
+                raise BrokenPromise(
+                    f"number {ending.index}: {ending.num_cached} tokens from the cache, which has "
+                    f"{ending.num_cached_expected}"
+                )
+
+
+def _check_counters(facts: EngineFacts, counters: SchedulerCounters) -> None:
+    outcomes = Counter(ending.outcome for ending in facts.endings)
+    counted = {
+        "Finished": counters.num_stopped + counters.num_length,
+        "Failed": counters.num_failed,
+        "Aborted": counters.num_aborted,
+    }
+    for name, number in counted.items():
+        if outcomes[name] != number:
+            raise BrokenPromise(f"{number} requests are counted as {name}, {outcomes[name]} came")
+    if counters.num_added != len(facts.endings):
+        raise BrokenPromise(f"{counters.num_added} requests are counted, {len(facts.endings)} were asked")

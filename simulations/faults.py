@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, dataclass_transform
 
 import msgspec
 
-from ksana.costs.step_cost import StepCost, StepShape
 from ksana.messages.requests import Drain
 from ksana.messages.steps import StepPlan
 from ksana.stores.simulated import SimulatedStore
@@ -115,17 +114,6 @@ Fault = (
 )
 
 
-class FaultyCost:
-    """Steps take longer while the worker is slow."""
-
-    def __init__(self, cost: StepCost) -> None:
-        self.factor = 1.0
-        self._cost = cost
-
-    def seconds(self, shape: StepShape) -> float:
-        return self.factor * self._cost.seconds(shape)
-
-
 class WorkerFaults:
     """What goes wrong with the worker of one engine."""
 
@@ -150,15 +138,24 @@ class WorkerFaults:
         return None
 
 
+class Explained(Protocol):
+    """What explains how requests end, as far as faults do."""
+
+    num_crashes: int
+    is_drained: bool
+
+
 class Faulty(Protocol):
     """One engine as faults see it."""
 
-    engine: SimulatedEngine
-    cost: FaultyCost
-    worker_faults: WorkerFaults
-    store: SimulatedStore | None
-    is_drained: bool
-
+    @property
+    def engine(self) -> SimulatedEngine: ...
+    @property
+    def facts(self) -> Explained: ...
+    @property
+    def worker_faults(self) -> WorkerFaults: ...
+    @property
+    def store(self) -> SimulatedStore | None: ...
     def disconnect(self, share: float, rng: random.Random) -> None: ...
 
 
@@ -168,7 +165,7 @@ class FaultHand:
     def __init__(
         self,
         agenda: Agenda,
-        engines: list[Faulty],
+        engines: Sequence[Faulty],
         *,
         ask: Callable[[SimRequest], None],
         told: Callable[[Fault, str], None],
@@ -201,11 +198,13 @@ class FaultHand:
             return
         faulty = self._engines[fault.engine]
         if isinstance(fault, WorkerCrash):
-            faulty.engine.backend.kill()
+            faulty.facts.num_crashes += 1
+            faulty.engine.crash_worker("killed by the plan")
         elif isinstance(fault, SlowWorker):
-            faulty.cost.factor = fault.factor
-            self._later(fault.at_s + fault.for_s, lambda: setattr(faulty.cost, "factor", 1.0))
+            faulty.engine.slow_worker(fault.factor)
+            self._later(fault.at_s + fault.for_s, lambda: faulty.engine.slow_worker(1.0))
         elif isinstance(fault, StartFailures):
+            faulty.facts.num_crashes += 1
             faulty.worker_faults.num_failing_starts += fault.count
         elif isinstance(fault, StoreTrouble):
             self._trouble(faulty.store, fault)
@@ -218,7 +217,7 @@ class FaultHand:
         elif isinstance(fault, Disconnects):
             faulty.disconnect(fault.share, rng)
         else:
-            faulty.is_drained = True
+            faulty.facts.is_drained = True
             faulty.engine.mailboxes.scheduler.put(Drain())
 
     def _trouble(self, store: SimulatedStore | None, fault: StoreTrouble) -> None:

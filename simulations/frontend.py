@@ -23,7 +23,7 @@ from ksana.messages.outputs import (
 )
 from ksana.messages.requests import AddRequest, SamplingParams
 from ksana.runtime.clock import now_s
-from simulations.checkers import EngineFacts, check_ending
+from simulations.checkers import EngineFacts, account, check_ending
 from simulations.engine import SimulatedEngine
 from simulations.metrics import RequestRecord
 from simulations.network import Link
@@ -37,8 +37,8 @@ class Asked:
     """One request from its arrival at the front end to its ending."""
 
     __slots__ = (
-        "deadline_s", "error_at", "left", "output_ids", "poison_at", "record", "request", "request_id",
-        "script", "seed", "stopped_at",
+        "deadline_s", "error_at", "left", "num_cached_expected", "output_ids", "poison_at", "record",
+        "request", "request_id", "script", "seed", "stopped_at",
     )  # fmt: skip
 
     def __init__(self, request: SimRequest, record: RequestRecord, seed: int) -> None:
@@ -51,6 +51,8 @@ class Asked:
         self.deadline_s = 0.0
         self.output_ids: list[int] = []
         self.left = False
+        self.num_cached_expected = 0
+        """Prompt tokens that the cache has by the oracle, if there is one."""
         self.stopped_at: int | None = None
         """The token index that `StopStringFound` named."""
         self.error_at: int | None = None
@@ -127,6 +129,10 @@ class FrontEnd:
             position = len(prompt_ids) + asked.poison_at
             self.facts.worker_faults.poisonous[asked.request_id] = position
         asked.deadline_s = now_s() + request.timeout_s
+        if self.facts.oracle is not None:
+            asked.num_cached_expected = self.facts.oracle.num_hit_tokens(
+                now_s(), request.cache_salt, prompt_ids
+            )
         self.open[asked.request_id] = asked
         self.engine.add(
             AddRequest(
@@ -198,6 +204,7 @@ class FrontEnd:
 
     def _take_ending(self, asked: Asked, ended: RequestEnded, now: float) -> None:
         check_ending(asked, ended, now, self.facts)
+        account(asked, ended, now, self.facts)
         self._scripts.forget(asked.seed)
         self.facts.worker_faults.poisonous.pop(asked.request_id, None)
         record, timing = asked.record, ended.timing

@@ -13,7 +13,7 @@ from types import FrameType
 import msgspec
 
 from ksana.errors import ConfigError
-from simulations.checkers import BrokenPromise
+from simulations.promises import BrokenPromise
 from simulations.scenario import Scenario
 from simulations.swarm_draw import draw_scenario
 from simulations.world import Keep, run_world

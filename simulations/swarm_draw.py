@@ -107,7 +107,7 @@ class _Drawing:
         shared = [NamedText(n, rng.randint(1, max(1, engine.max_model_len * 2 // 3))) for n in range(3)]
         requests: list[SimRequest] = []
         arrival_s = 0.0
-        for number in range(rng.randint(4, 18)):
+        for number in range(rng.choice((rng.randint(2, 8), rng.randint(8, 20), rng.randint(20, 40)))):
             arrival_s += rng.expovariate(1 / pause_s) if pause_s else 0.0
             if rng.random() < 0.1:
                 arrival_s += 3.0
@@ -168,7 +168,7 @@ class _Drawing:
         if has_store and rng.random() < 0.4:
             how = rng.choice(get_args(StoreFaultKind))
             return StoreTrouble(at_s=at_s, engine=engine, how=how, for_s=for_s, share=rng.random())
-        kind = rng.choices(range(8), (4, 2, 1, 2, 2, 1, 2, 3))[0]
+        kind = rng.choices(range(8), (4, 2, 1, 2, 2, 1, 5, 3))[0]
         if kind == 0:
             return WorkerCrash(at_s=at_s, engine=engine)
         if kind == 1:

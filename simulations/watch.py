@@ -12,13 +12,18 @@ from ksana.messages.base import Message, StepId
 from ksana.messages.blocks import PoolUse
 from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.actor import Address, Said
-from simulations.checkers import BrokenPromise, EngineFacts
+from simulations.checkers import EngineFacts, check_books
 from simulations.engine import SimulatedEngine
 from simulations.metrics import StepLog
 from simulations.network import SlowMailboxes
+from simulations.oracles import EvictionWatch, leftovers
+from simulations.promises import BrokenPromise
+from simulations.queue_watch import QueueWatch
 
 _CHECK_CACHE_EVERY = 4
 """Activations of the scheduler between full checks of the cache."""
+_MOST_ACTIVATIONS = 1_000_000
+"""Of the scheduler in a world that is checked: far more than the small worlds of a swarm take."""
 _LOOK_EVERY_S = 0.7307
 """At no round time, so as to fall between events."""
 
@@ -42,6 +47,8 @@ class EngineWatch:
         self._check_cache = check_cache
         self._then = then
         self._num_activations = 0
+        self._queue = QueueWatch(facts.spec)
+        self._evictions = EvictionWatch()
         self._sent: deque[tuple[StepId, float, int, int]] = deque()
         """Steps in the executor: id, when, rows, tokens."""
         self._last_end_s = 0.0
@@ -55,7 +62,9 @@ class EngineWatch:
                 if isinstance(message, StepPlan):
                     self._take_plan(message, now_s)
             if self._check_cache:
-                self._num_activations += 1
+                is_simple = not (self.facts.num_losses or self.facts.has_store or self.facts.num_crashes)
+                self._queue.take(messages, said, self.engine.cores, is_simple=is_simple)
+                self._count_activation()
                 if self._num_activations % _CHECK_CACHE_EVERY == 0 and not said:
                     self.check_cache()
         elif actor == "executor":
@@ -66,8 +75,15 @@ class EngineWatch:
                     self.facts.num_losses += 1
                     self.facts.gave_up = self.facts.gave_up or not message.restarting
                     self._sent.clear()
+        elif actor == "block_allocator" and self._check_cache:
+            self._evictions.attach(self.engine.cores.allocator, self.engine.cores.manager)
         if self._then is not None:
             self._then(actor, now_s, messages, said)
+
+    def _count_activation(self) -> None:
+        self._num_activations += 1
+        if self._num_activations > _MOST_ACTIVATIONS:
+            raise BrokenPromise(f"the scheduler was activated {_MOST_ACTIVATIONS} times: it runs in circles")
 
     def _take_plan(self, plan: StepPlan, now_s: float) -> None:
         spec, num_tokens = self.facts.spec, sum([row.num_tokens for row in plan.rows])
@@ -155,3 +171,11 @@ class EngineWatch:
             raise BrokenPromise(f"the block allocator remembers {list(cores.allocator.fa.requests)}")
         if cores.allocator.fa.num_set_aside:
             raise BrokenPromise(f"{cores.allocator.fa.num_set_aside} blocks are set aside for nobody")
+        left = leftovers(cores.scheduler.snapshot())
+        if left:
+            raise BrokenPromise(f"the scheduler has no work and still remembers {', '.join(left)}")
+        if self.engine.remote is not None and self.engine.remote.status().num_loading:
+            raise BrokenPromise("a load goes on when everything is over")
+        if self.facts.oracle is not None:
+            status = self.engine.status()
+            check_books(self.facts, status.counters, status.cache)

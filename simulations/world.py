@@ -26,13 +26,12 @@ from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from ksana.stores.simulated import SimulatedStore
 from simulations.agenda import Agenda
-from simulations.checkers import BrokenPromise, EngineFacts
+from simulations.checkers import EngineFacts
 from simulations.engine import EngineSpec, SimulatedEngine
 from simulations.faults import (
     BadRow,
     Fault,
     FaultHand,
-    FaultyCost,
     Poison,
     SlowMessages,
     WorkerFaults,
@@ -41,6 +40,8 @@ from simulations.faults import (
 from simulations.frontend import Asked, FrontEnd
 from simulations.metrics import EngineRecord, EngineSample, FaultRecord, RequestRecord, RunRecord, StepLog
 from simulations.network import Link, SlowMailboxes
+from simulations.oracles import PrefixOracle
+from simulations.promises import BrokenPromise
 from simulations.requests import Ending, SimRequest, Workload
 from simulations.routing import Router
 from simulations.scenario import WorldSpec
@@ -87,14 +88,19 @@ def run_world(
 
     try:
         return run_deterministic(seed, main, VirtualClock())
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
+    except (BaseExceptionGroup, trio.TrioInternalError) as error:
+        raise first_error(error) from None
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first exception in a group of groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    """The first exception in a group of groups, or what made the event loop itself stop."""
+    while isinstance(error, BaseExceptionGroup | trio.TrioInternalError):
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            break
     return error
 
 
@@ -110,8 +116,12 @@ class _Machine:
             (f.delay_s for f in world.spec.faults if isinstance(f, SlowMessages) and f.engine == index),
             default=0.0,
         )
-        self.cost = FaultyCost(world.cost)
         keep, checked = world.keep, world.spec.fidelity == "checked"
+        self.facts.has_store = world.spec.store is not None
+        self.facts.is_calm = not world.spec.faults
+        self.facts.num_poisons = sum(isinstance(fault, Poison) for fault in world.spec.faults)
+        if checked and keep.check_cache:
+            self.facts.oracle = PrefixOracle(spec)
         self.scripts = Scripts()
         self.front = FrontEnd(
             self.name,
@@ -143,7 +153,7 @@ class _Machine:
         is_slowable = any(engines_named(fault) == index for fault in world.spec.faults)
         self.engine = SimulatedEngine(
             spec,
-            cost=self.cost,
+            cost=world.cost,
             tokens=self.scripts,
             fast=not checked,
             listener=self.front.take_outputs,
@@ -158,14 +168,6 @@ class _Machine:
         )
         self.front.engine = self.engine
         self.watch.engine = self.engine
-
-    @property
-    def is_drained(self) -> bool:
-        return self.facts.is_drained
-
-    @is_drained.setter
-    def is_drained(self, drained: bool) -> None:
-        self.facts.is_drained = drained
 
     def disconnect(self, share: float, rng: random.Random) -> None:
         self.front.disconnect(share, rng)
@@ -220,9 +222,7 @@ class _World:
 
     async def run(self, title: str) -> RunRecord:
         began_s = time.perf_counter()  # for the report only
-        hand = FaultHand(
-            self.agenda, list(self.machines), ask=self._ask, told=self._fault_came, seed=self.seed
-        )
+        hand = FaultHand(self.agenda, self.machines, ask=self._ask, told=self._fault_came, seed=self.seed)
         hand.plan(self.spec.faults)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.agenda.run)

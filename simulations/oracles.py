@@ -1,0 +1,133 @@
+"""What an engine should have done, worked out again by simpler means than its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ksana.cache.block_allocator import BlockAllocator
+from ksana.cache.cache_config import ceil_div
+from ksana.cache.prefix_tree import PrefixTree
+from ksana.cache.swa_entry import SwaEntry, SwaEvictionQueue
+from ksana.cache.swa_manager import SWACacheManager
+from simulations.engine import EngineSpec
+from simulations.promises import BrokenPromise
+
+_STEPS_END_WITHIN_S = 2.0
+"""The last blocks of an ended request join the cache when the step in flight is done: in worlds that are
+checked, steps are shorter than that."""
+
+
+class PrefixOracle:
+    """Which prefixes a cache that forgets nothing would have: the blocks of requests that finished."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._children: dict[tuple[int | str, tuple[int, ...]], int] = {}
+        self._finished: list[tuple[float, str, tuple[int, ...]]] = []
+        """Not entered yet: when, cache salt, computed tokens."""
+
+    def finished(self, now_s: float, cache_salt: str, token_ids: tuple[int, ...]) -> None:
+        """`token_ids`: those whose KV was computed."""
+        self._finished.append((now_s, cache_salt, token_ids))
+
+    def num_hit_tokens(self, now_s: float, cache_salt: str, prompt_ids: tuple[int, ...]) -> int:
+        """How many leading tokens of a prompt that comes now need no computing, at least."""
+        while self._finished and self._finished[0][0] + _STEPS_END_WITHIN_S < now_s:
+            self._enter(*self._finished.pop(0)[1:])
+        size = self._spec.block_size
+        node: int | str = cache_salt
+        num_blocks = 0
+        for start in range(0, (len(prompt_ids) - 1) // size * size, size):
+            child = self._children.get((node, prompt_ids[start : start + size]))
+            if child is None:
+                break
+            node = child
+            num_blocks += 1
+        window = self._spec.sliding_window
+        if window is not None and not self._spec.window_open_at_start and num_blocks < ceil_div(window, size):
+            return 0
+        return num_blocks * size
+
+    def _enter(self, cache_salt: str, token_ids: tuple[int, ...]) -> None:
+        size = self._spec.block_size
+        node: int | str = cache_salt
+        for start in range(0, len(token_ids) // size * size, size):
+            key = (node, token_ids[start : start + size])
+            node = self._children.setdefault(key, len(self._children))
+
+
+def is_roomy(spec: EngineSpec, num_tokens: Sequence[int]) -> bool:
+    """Whether requests of these lengths, prompt and answer, all fit at once and for ever."""
+    blocks = sum(count // spec.block_size + 2 for count in num_tokens)
+    if blocks > spec.num_fa_blocks:
+        return False
+    if spec.sliding_window is None:
+        return True
+    chunk = ceil_div(spec.max_num_batched_tokens, spec.block_size)
+    peak = ceil_div(spec.sliding_window, spec.block_size) + 2 * chunk + 1
+    return blocks + peak * (spec.max_num_seqs + 1) <= spec.num_swa_blocks
+
+
+def most_crashes(num_suspects: int) -> int:
+    """Crashes until one poisonous request among so many is found (see `ksana.scheduling.suspects`)."""
+    return max(2, math.ceil(math.log2(max(1, num_suspects))) + 1)
+
+
+class EvictionWatch:
+    """Compares what is evicted with a full search for what should be."""
+
+    def __init__(self) -> None:
+        self._tree: PrefixTree | None = None
+        self._queue: SwaEvictionQueue | None = None
+
+    def attach(self, allocator: BlockAllocator, manager: SWACacheManager | None) -> None:
+        """Look at the pools there are now; a reset makes new ones. Cheap when they are looked at already."""
+        if self._tree is not allocator.fa.tree:
+            self._tree = allocator.fa.tree
+            _watch_tree(allocator)
+        if manager is not None and self._queue is not manager.cache._queue:
+            self._queue = manager.cache._queue
+            if manager.config.swa_eviction == "lfu":
+                _watch_queue(self._queue)
+
+
+def _watch_tree(allocator: BlockAllocator) -> None:
+    tree, pool = allocator.fa.tree, allocator.fa.pool
+    evict = tree.evict
+
+    def checked(num_blocks: int) -> list[int]:
+        by_age = sorted((node.last_used, block_id) for block_id, node in tree._nodes.items())
+        expected = [block_id for _, block_id in by_age if pool.is_cached(block_id)][:num_blocks]
+        evicted = evict(num_blocks)
+        if evicted != expected:
+            raise BrokenPromise(f"blocks {evicted} were evicted; least recently used were {expected}")
+        return evicted
+
+    setattr(tree, "evict", checked)  # noqa: B010 - a method, to mypy
+
+
+def _watch_queue(queue: SwaEvictionQueue) -> None:
+    pop = queue.pop
+
+    def checked() -> SwaEntry:
+        value = min((_lfu_value(entry) for entry in queue._queued.values()), default=None)
+        entry = pop()
+        if _lfu_value(entry) != value:
+            raise BrokenPromise(f"{entry} was evicted; the least value is {value}")
+        return entry
+
+    setattr(queue, "pop", checked)  # noqa: B010 - a method, to mypy
+
+
+def _lfu_value(entry: SwaEntry) -> tuple[int, int, int]:
+    return entry.hit_count, entry.prefix_fa_block_num, entry.insertion
+
+
+def leftovers(scheduler_snapshot: bytes) -> list[str]:
+    """What a scheduler without work still remembers of requests, by name."""
+    state = msgspec.msgpack.decode(scheduler_snapshot)
+    names = ("requests", "waiting", "loading", "running", "leaving", "steps", "plan", "releases", "updates")
+    return [name for name in names if state.get(name)]

@@ -1,0 +1,9 @@
+"""The exception of all checkers of the simulation."""
+
+from __future__ import annotations
+
+from ksana.errors import InvariantViolated
+
+
+class BrokenPromise(InvariantViolated):
+    """A checker of the simulation found what must never be."""

@@ -1,0 +1,115 @@
+"""Watches who waits and who runs, from what the scheduler hears and says: nobody waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ksana.cache.cache_config import ceil_div
+from ksana.messages.base import Message, RequestId
+from ksana.messages.blocks import PlanBlocks
+from ksana.messages.outputs import StepOutputs
+from ksana.messages.remote import LoadPrefix
+from ksana.messages.requests import AddRequest
+from ksana.messages.steps import StepPlan
+from ksana.runtime.actor import Said
+from ksana.wiring import Cores
+from simulations.engine import EngineSpec
+from simulations.promises import BrokenPromise
+
+_PATIENCE = 3
+"""Step plans that may pass over a waiting request there is a place for: one was open when it came, and one
+when room was made."""
+_PATIENCE_WITH_WINDOWS = 12
+"""With sliding windows, which give room without a release, the scheduler looks again every eighth plan."""
+
+
+class QueueWatch:
+    """Of one engine, as long as its worker lives and nothing is loaded: then the first in the queue goes first,
+    and as soon as it fits."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._waiting: dict[RequestId, AddRequest] = {}
+        self._running: set[RequestId] = set()
+        self._preempted: set[RequestId] = set()
+        self._passed_over: dict[RequestId, int] = {}
+        self._num_preemptions = 0
+
+    def take(self, messages: Sequence[Message], said: Sequence[Said], cores: Cores, *, is_simple: bool) -> None:
+        """One activation of the scheduler. `is_simple`: no worker was lost so far, and there is no store."""
+        for message in messages:
+            if isinstance(message, AddRequest):
+                self._waiting[message.request_id] = message
+        num_loads = 0
+        for _, message in said:
+            if isinstance(message, StepPlan):
+                self._admitted(message)
+                if is_simple:
+                    self._check_first(message, cores)
+            elif isinstance(message, PlanBlocks):
+                released = {release.request_id for release in message.releases} & self._running
+                self._running -= released
+                self._preempted |= released
+            elif isinstance(message, StepOutputs):
+                self._ended(message)
+            elif isinstance(message, LoadPrefix):
+                num_loads += 1
+        self._check_preemption(cores, num_loads)
+
+    def _admitted(self, plan: StepPlan) -> None:
+        for new in plan.new:
+            self._waiting.pop(new.request_id, None)
+            self._passed_over.pop(new.request_id, None)
+            self._preempted.discard(new.request_id)
+            self._running.add(new.request_id)
+
+    def _ended(self, outputs: StepOutputs) -> None:
+        for ended in outputs.ended:
+            self._waiting.pop(ended.request_id, None)
+            self._passed_over.pop(ended.request_id, None)
+            self._running.discard(ended.request_id)
+            self._preempted.discard(ended.request_id)
+
+    def _check_first(self, plan: StepPlan, cores: Cores) -> None:
+        if not self._waiting:
+            return
+        first = min(self._waiting)
+        if any(new.request_id > first for new in plan.new):
+            raise BrokenPromise(f"step {plan.step_id}: requests were let in before request {first}")
+        if self._preempted and min(self._preempted) < first:
+            return
+        num_tokens = sum([row.num_tokens for row in plan.rows])
+        spec = self._spec
+        if num_tokens >= spec.max_num_batched_tokens:
+            return
+        if len(self._running) >= min(spec.max_num_seqs, spec.max_num_batched_tokens):
+            return
+        if not self._fits(self._waiting[first], cores):
+            return
+        passed = self._passed_over[first] = self._passed_over.get(first, 0) + 1
+        limit = _PATIENCE if spec.sliding_window is None else _PATIENCE_WITH_WINDOWS
+        if passed > limit:
+            raise BrokenPromise(f"request {first} fits, but {passed} steps were planned without it")
+
+    def _fits(self, request: AddRequest, cores: Cores) -> bool:
+        """Whether its prompt and one block more could be had, whatever of it is cached."""
+        size, num_prompt = self._spec.block_size, len(request.prompt_token_ids)
+        own = min(num_prompt + size, num_prompt + (request.sampling.max_tokens or size))
+        num_blocks = max(ceil_div(own, size), num_prompt // size + 1)
+        fa = cores.allocator.fa
+        if num_blocks > fa.pool.num_free + fa.pool.num_cached - fa.num_set_aside:
+            return False
+        if cores.manager is None:
+            return True
+        swa = cores.manager
+        peak = swa.config.num_swa_peak(num_blocks, min(self._spec.max_num_batched_tokens, num_prompt))
+        return peak <= swa.cache.room - swa.num_set_aside
+
+    def _check_preemption(self, cores: Cores, num_loads: int) -> None:
+        """Nobody who runs makes way while others only load."""
+        status = cores.scheduler.status()
+        before, self._num_preemptions = self._num_preemptions, status.counters.num_preemptions
+        if self._num_preemptions > before and status.num_loading > num_loads:
+            raise BrokenPromise(
+                f"a running request was preempted, while {status.num_loading - num_loads} were being loaded"
+            )
