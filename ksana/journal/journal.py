@@ -111,11 +111,11 @@ def open_journal(
             f"journal_max_bytes is {settings.journal_max_bytes}: it must hold {_MIN_SEGMENTS} segments of "
             f"{settings.journal_segment_bytes} bytes (journal_segment_bytes)"
         )
+    actors = recorded_actors(settings, has_swa=recorded.cache.has_swa, has_loader=recorded.loader is not None)
     redaction = None
     if settings.journal_redact:
         key = read_or_make_key(settings.journal_key_file)
         redaction = Redaction(key, recorded.cache, recorded.vocab_size)
-    actors = recorded_actors(settings, has_swa=recorded.cache.has_swa, has_loader=recorded.loader is not None)
     files = SegmentFiles(Path(settings.journal), settings.journal_max_bytes)
     recorder = JournalRecorder(
         settings=recorded,

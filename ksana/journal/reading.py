@@ -153,12 +153,24 @@ def _payloads(path: Path, tail: Tail, max_bytes: int = MAX_FRAME_BYTES) -> Itera
                         yield offset, payload
                         offset += LENGTH_AND_CRC.size + length
                         continue
-                if left > 0 and _is_followed_by_a_frame(file, offset + 1):
-                    raise JournalError(f"{path}: damaged at byte {offset}: whole frames follow a broken one")
+                if left > 0 and (
+                    _is_whole_but_for_its_length(file, offset) or _is_followed_by_a_frame(file, offset + 1)
+                ):
+                    raise JournalError(f"{path}: damaged at byte {offset}: the length of a frame is wrong")
                 tail.num_cut_bytes = size - offset
                 return
     except OSError as error:
         raise JournalError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _is_whole_but_for_its_length(file: BinaryIO, offset: int) -> bool:
+    """Whether the frame at `offset` ends where the file does: then it was not cut off."""
+    file.seek(offset)
+    data = file.read(_SEARCH_BYTES)
+    if len(data) <= LENGTH_AND_CRC.size:
+        return False
+    _, crc = LENGTH_AND_CRC.unpack_from(data)
+    return bool(zlib.crc32(data[LENGTH_AND_CRC.size :]) == crc)
 
 
 def _is_followed_by_a_frame(file: BinaryIO, start: int) -> bool:

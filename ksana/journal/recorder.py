@@ -95,6 +95,7 @@ class JournalRecorder(Recorder):
 
     def begin(self, cores: Cores, now_s: float) -> None:
         """A generation begins, with fresh cores and empty mailboxes."""
+        self.end()
         self._cores = cores
         self._generation += 1
         self._guarded(self._begin_segment, now_s)

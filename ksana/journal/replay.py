@@ -65,7 +65,7 @@ def replay(
     """
     report = ReplayReport()
     before: _SegmentReplay | None = None
-    for segment in segments:
+    for place, segment in enumerate(segments):
         progress(segment)
         running = _SegmentReplay(segment, actors, encoder, report)
         for _ in running.activations(before):
@@ -74,6 +74,9 @@ def replay(
         report.num_segments += 1
         note = running.tail.in_words()
         if note is not None:
+            is_last = segment is segments[-1] or segments[place + 1].header.run != segment.header.run
+            if not is_last:
+                raise JournalError(f"{segment.path}: damaged: it {note}, but the process went on")
             report.notes.append(f"segment {segment.number} {note}")
         before = running
     return report
@@ -89,7 +92,7 @@ class _SegmentReplay:
         self.tail = Tail()
         self.cores: dict[Address, RestoredCore] = {}
         self.last: Address | None = None
-        """Whose activation was the last."""
+        """Whose activation was the last, replayed or not."""
         self._actors = [actor for actor in segment.header.actors if actor in actors]
         self._encoder = encoder
         self._report = report
@@ -144,7 +147,7 @@ class _SegmentReplay:
     # Activations
 
     def _activate(self, frame: Activation, offset: int) -> None:
-        actor = self._actor(frame.actor, offset)
+        actor = self.last = self._actor(frame.actor, offset)
         raw = self._heard(frame, offset)
         for address, said in frame.said:
             self._num_said += 1
@@ -156,7 +159,6 @@ class _SegmentReplay:
         if core is None:
             raise JournalError(f"{self.segment.path}: damaged at byte {offset}: no state of the {actor}")
         messages = tuple(self._message(one, offset) for one in raw)
-        self.last = actor
         self._report.num_activations += 1
         self._report.by_actor[actor] = self._report.by_actor.get(actor, 0) + 1
         try:

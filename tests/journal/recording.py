@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,8 @@ class Run(msgspec.Struct, kw_only=True):
     status: SchedulerStatus
     prompts: list[tuple[int, ...]]
     outputs: dict[int, list[int]]
+    stopped: str | None
+    """Why the journal stopped by itself."""
 
 
 def record(
@@ -53,6 +56,7 @@ def record(
     redaction_key: bytes | None = None,
     actors: tuple[Address, ...] = ACTORS,
     before_end: Callable[[SimulatedEngine], None] = lambda _engine: None,
+    is_stopped: bool = False,
 ) -> Run:
     """Requests with shared prefixes, aborts, stops, a tight pool, a store that breaks, workers that crash."""
 
@@ -67,6 +71,7 @@ def record(
             redaction_key,
             actors,
             before_end,
+            is_stopped,
         )
 
     return run_deterministic(seed, main, VirtualClock())
@@ -82,6 +87,7 @@ async def _record(
     redaction_key: bytes | None,
     actors: tuple[Address, ...],
     before_end: Callable[[SimulatedEngine], None],
+    is_stopped: bool,
 ) -> Run:
     rng, faults = random.Random(seed), random.Random(seed + 1)
     store = SimulatedStore(seed + 2, latency_s=0.003, bytes_per_s=2e6)
@@ -97,6 +103,7 @@ async def _record(
         num_staging_slots=32,
     )
     ended: set[int] = set()
+    all_ended = trio.Event()
     outputs: dict[int, list[int]] = {}
 
     def listen(message: StepOutputs) -> None:
@@ -105,6 +112,8 @@ async def _record(
             if tokens.token_ids[-1] % 97 == 0:
                 engine.stop(tokens.request_id, tokens.first_index + len(tokens.token_ids) - 1, "secret stop")
         ended.update(one.request_id for one in message.ended)
+        if len(ended) == num_requests:
+            all_ended.set()
 
     def fault(_number: int, _plan: StepPlan) -> str | None:
         return "planned crash" if faults.random() < 0.001 else None
@@ -141,7 +150,8 @@ async def _record(
     )
     journal.begin(engine.cores.for_journal(engine.remote), trio.current_time())
     prompts: list[tuple[int, ...]] = []
-    async with trio.open_nursery() as nursery:
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        stack.push_async_callback(journal.aclose)
         nursery.start_soon(journal.run)
         nursery.start_soon(engine.run)
         nursery.start_soon(break_now_and_then, store, faults)
@@ -152,18 +162,18 @@ async def _record(
             if rng.random() < 0.15:
                 nursery.start_soon(_leave, engine, request_id, rng.expovariate(2.0))
         with trio.fail_after(10_000):
-            while engine.num_open:
-                await trio.sleep(1)
+            await all_ended.wait()
         before_end(engine)
+        await trio.sleep(1)
         nursery.cancel_scope.cancel()
-    await journal.aclose()
-    assert recorder.stopped is None, recorder.stopped
+    assert is_stopped == (recorder.stopped is not None), recorder.stopped
     return Run(
         num_requests=num_requests,
         num_ended=len(ended),
         status=engine.status(),
         prompts=prompts,
         outputs=outputs,
+        stopped=recorder.stopped,
     )
 
 
@@ -190,6 +200,18 @@ def _request(request_id: int, prompt: tuple[int, ...], rng: random.Random) -> Ad
         arrival_time_s=now_s,
         deadline_s=now_s + rng.choice((3.0, 1000.0, 1000.0, 1000.0)),
         cache_salt=rng.choice(("", "", "secret tenant")),
+    )
+
+
+def request_of(request_id: int, prompt: tuple[int, ...]) -> AddRequest:
+    """A plain one, now."""
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(seed=1, max_tokens=5),
+        eos_token_ids=(EOS,),
+        arrival_time_s=trio.current_time(),
+        deadline_s=trio.current_time() + 100,
     )
 
 

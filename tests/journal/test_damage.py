@@ -1,0 +1,287 @@
+"""Journals that are cut off, damaged or made to do harm: told as such, and never taken for whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ksana.errors import KsanaError
+from ksana.journal.format import (
+    Activation,
+    CoreState,
+    Frame,
+    SegmentEnd,
+    SegmentHeader,
+    segment_name,
+)
+from ksana.journal.reading import JournalError, list_segments
+from ksana.journal.replay import ReplayReport, replay
+from ksana.runtime.frames import FrameDecoder, Header, encode_frame
+from tests.journal.recording import ACTORS, record
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal of one segment."""
+    directory = tmp_path_factory.mktemp("whole")
+    record(directory, num_requests=12, segment_bytes=1 << 30)
+    assert len(list_segments(directory)) == 1
+    return directory
+
+
+def replayed(directory: Path) -> ReplayReport:
+    return replay(list_segments(directory), ACTORS)
+
+
+def with_bytes(tmp_path: Path, data: bytes, number: int = 1) -> Path:
+    (tmp_path / segment_name(number)).write_bytes(data)
+    return tmp_path
+
+
+def frames_of(directory: Path) -> list[bytes]:
+    data = list_segments(directory)[0].path.read_bytes()
+    return list(FrameDecoder(with_crc=True).feed(data))
+
+
+def written(frames: list[Any]) -> bytes:
+    """Frames with checksums that fit, whatever is in them."""
+    payloads = [f if isinstance(f, bytes) else msgspec.msgpack.encode(f) for f in frames]
+    return b"".join(encode_frame(payload, with_crc=True) for payload in payloads)
+
+
+def test_a_flipped_byte_anywhere_is_told(whole: Path, tmp_path: Path) -> None:
+    data = list_segments(whole)[0].path.read_bytes()
+    rng = random.Random(1)
+    starts, offset = [], 0
+    for payload in frames_of(whole):
+        starts.append(offset)
+        offset += 8 + len(payload)
+    # Lengths, checksums and first bytes of some frames, of the last three, and bytes anywhere.
+    places = [start + at for start in (*starts[:6], *starts[-3:]) for at in range(9)]
+    places += [rng.randrange(len(data)) for _ in range(60)] + [len(data) - 1]
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << rng.randrange(8)
+        with pytest.raises(JournalError) as raised:
+            replayed(with_bytes(tmp_path, bytes(flipped)))
+        assert segment_name(1) in str(raised.value), place
+
+
+def test_a_tail_that_was_cut_off_is_told_and_the_rest_replays(whole: Path, tmp_path: Path) -> None:
+    data = list_segments(whole)[0].path.read_bytes()
+    full = replayed(whole)
+    header_end = 8 + len(frames_of(whole)[0])
+    rng = random.Random(2)
+    for cut in (header_end, len(data) - 1, *(rng.randrange(header_end, len(data)) for _ in range(25))):
+        report = replayed(with_bytes(tmp_path, data[:cut]))
+        assert report.difference is None
+        assert report.num_activations <= full.num_activations
+        [note] = report.notes
+        assert "ends without an end" in note
+    with pytest.raises(JournalError, match="no whole segment"):
+        replayed(with_bytes(tmp_path, data[:100]))
+
+
+def test_a_segment_that_was_being_begun_is_passed_over(whole: Path, tmp_path: Path) -> None:
+    data = list_segments(whole)[0].path.read_bytes()
+    with_bytes(tmp_path, data)
+    assert replayed(with_bytes(tmp_path, data[:20], 2)).num_segments == 1
+    with_bytes(tmp_path, data, 3)
+    with pytest.raises(JournalError, match="empty, but others follow"):
+        replayed(tmp_path)
+
+
+def test_a_cut_in_the_middle_of_a_run_is_damage(tmp_path: Path) -> None:
+    record(tmp_path, num_requests=30, segment_bytes=64 << 10)
+    segments = list_segments(tmp_path)
+    assert len(segments) > 2
+    with segments[0].path.open("r+b") as file:
+        file.truncate(segments[0].path.stat().st_size - 5)
+    with pytest.raises(JournalError, match="but the process went on"):
+        replayed(tmp_path)
+
+
+def edited(whole: Path, tmp_path: Path, edit: Callable[[list[Any]], None]) -> Path:
+    """The journal with its frames as `edit` leaves them, and checksums that fit."""
+    header, *rest = frames_of(whole)
+    decoded: list[Any] = [msgspec.msgpack.decode(header, type=SegmentHeader)]
+    decoded += [msgspec.msgpack.decode(frame, type=Frame) for frame in rest]
+    edit(decoded)
+    return with_bytes(tmp_path, written(decoded))
+
+
+def first_activation(frames: list[Any]) -> int:
+    return next(at for at, frame in enumerate(frames) if isinstance(frame, Activation) and frame.messages)
+
+
+def huge_pool(frames: list[Any]) -> None:
+    cache = msgspec.structs.replace(frames[0].settings.cache, num_fa_blocks=10**12)
+    frames[0] = msgspec.structs.replace(
+        frames[0], settings=msgspec.structs.replace(frames[0].settings, cache=cache)
+    )
+
+
+def huge_staging(frames: list[Any]) -> None:
+    loader = msgspec.structs.replace(frames[0].settings.loader, num_slots=10**12)
+    frames[0] = msgspec.structs.replace(
+        frames[0], settings=msgspec.structs.replace(frames[0].settings, loader=loader)
+    )
+
+
+def no_actor(frames: list[Any]) -> None:
+    at = first_activation(frames)
+    frames[at] = msgspec.structs.replace(frames[at], actor=77)
+
+
+def no_state(frames: list[Any]) -> None:
+    del frames[1:5]
+
+
+def empty_states(frames: list[Any]) -> None:
+    frames[1] = CoreState(0, b"")
+
+
+def foreign_state(frames: list[Any]) -> None:
+    frames[1], frames[2] = CoreState(0, frames[2].state), CoreState(1, frames[1].state)
+
+
+def smaller_pool(frames: list[Any]) -> None:
+    state = msgspec.msgpack.decode(frames[2].state)
+    state["fa"]["pool"]["free"].append(10**6)
+    frames[2] = CoreState(1, msgspec.msgpack.encode(state))
+
+
+def unsaid(frames: list[Any]) -> None:
+    at = first_activation(frames)
+    frames[at] = msgspec.structs.replace(frames[at], numbers=[123456])
+
+
+def no_message(frames: list[Any]) -> None:
+    at = first_activation(frames)
+    frames[at] = msgspec.structs.replace(frames[at], messages=[msgspec.Raw(b"\xc0")])
+
+
+def after_the_end(frames: list[Any]) -> None:
+    frames.append(frames[first_activation(frames)])
+
+
+def missing_frame(frames: list[Any]) -> None:
+    del frames[-2]
+
+
+def other_messages(frames: list[Any]) -> None:
+    frames[0] = msgspec.structs.replace(frames[0], schema_hash="0" * 64)
+
+
+def other_format(frames: list[Any]) -> None:
+    frames[0] = Header(format="ksana.worker")
+
+
+def later_version(frames: list[Any]) -> None:
+    frames[0] = msgspec.structs.replace(frames[0], journal_version=2)
+
+
+def no_frame(frames: list[Any]) -> None:
+    frames[-2] = b"\x93\x09\x01\x02"
+
+
+def wrong_end(frames: list[Any]) -> None:
+    frames[-1] = SegmentEnd(3)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        huge_pool,
+        huge_staging,
+        no_actor,
+        no_state,
+        empty_states,
+        foreign_state,
+        smaller_pool,
+        unsaid,
+        no_message,
+        after_the_end,
+        missing_frame,
+        other_messages,
+        other_format,
+        later_version,
+        no_frame,
+        wrong_end,
+    ],
+    ids=lambda edit: edit.__name__,
+)
+def test_what_the_checksums_fit_but_is_no_journal(
+    whole: Path, tmp_path: Path, edit: Callable[[list[Any]], None]
+) -> None:
+    with pytest.raises(JournalError) as raised:
+        replayed(edited(whole, tmp_path, edit))
+    assert raised.value.exit_code == 2
+    assert len(str(raised.value)) < 2000
+
+
+def test_an_edited_message_is_a_difference(whole: Path, tmp_path: Path) -> None:
+    def edit(frames: list[Any]) -> None:
+        at = next(
+            at
+            for at, frame in enumerate(frames)
+            if isinstance(frame, Activation) and any(b"BlocksPlanned" in bytes(raw) for _, raw in frame.said)
+        )
+        said = [
+            (address, msgspec.Raw(bytes(raw).replace(b"\xa7step_id\x01", b"\xa7step_id\x02")))
+            for address, raw in frames[at].said
+        ]
+        assert said != frames[at].said
+        frames[at] = msgspec.structs.replace(frames[at], said=said)
+
+    difference = replayed(edited(whole, tmp_path, edit)).difference
+    assert difference is not None
+    assert difference.actor == "block_allocator"
+    assert "step_id=2" in difference.recorded
+    assert "step_id=1" in difference.replayed
+
+
+def test_garbage_with_fitting_checksums_never_does_more_than_fail(whole: Path, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    frames = frames_of(whole)
+    outcomes = set()
+    for _ in range(150):
+        at = rng.randrange(len(frames) - 1)
+        garbled = bytearray(frames[at])
+        for _ in range(rng.randrange(1, 4)):
+            garbled[rng.randrange(len(garbled))] = rng.randrange(256)
+        data = written([*frames[:at], bytes(garbled), *frames[at + 1 :]])
+        try:
+            report = replayed(with_bytes(tmp_path, data))
+            outcomes.add("same" if report.difference is None else "different")
+        except KsanaError:
+            outcomes.add("refused")
+    assert {"different", "refused"} <= outcomes
+
+
+def test_only_regular_files_with_the_right_names_are_segments(whole: Path, tmp_path: Path) -> None:
+    source = list_segments(whole)[0].path
+    for name in ("segment-1.ksj", "segment-00000002.ksj.tmp", "../escape", "segment-0000000a.ksj", "x\ny"):
+        if "/" not in name:
+            shutil.copy(source, tmp_path / name)
+    os.symlink(source, tmp_path / segment_name(3))
+    os.mkfifo(tmp_path / segment_name(4))
+    (tmp_path / segment_name(5)).mkdir()
+    with pytest.raises(JournalError, match="there is no journal in"):
+        list_segments(tmp_path)
+    with pytest.raises(JournalError, match="cannot be read"):
+        list_segments(tmp_path / "nowhere")
+
+
+def test_a_length_that_would_fill_the_memory_is_damage(whole: Path, tmp_path: Path) -> None:
+    frames = frames_of(whole)
+    data = written(frames[:3]) + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x00" + written(frames[3:])
+    with pytest.raises(JournalError, match="the length of a frame is wrong"):
+        replayed(with_bytes(tmp_path, data))
