@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "Debian's name for it. With KSANA_TEST_STRICT=1 such a test fails instead.",
     )
     config.stash[_WANTED] = {}
-    # Run in the background of a script, we would hand on to every program started here that it ignores Ctrl-C.
+    # Run in the background of a script, we would hand on to every program here that it ignores Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
