@@ -11,10 +11,11 @@ import numpy as np
 from ksana.costs.step_cost import StepCost
 from ksana.errors import ConfigError
 from simulations.metrics import RequestRecord, RunRecord
-from simulations.requests import Ending, OpenLoop, SimRequest, Workload
+from simulations.requests import Ending, SimRequest, Workload
 from simulations.scenario import WorldSpec
 from simulations.summary import Target, tpot_s, ttft_s, values
 from simulations.workloads.spec import OpenSpec, TraceSpec, open_workload
+from simulations.workloads.when_ready import WhenReady, ready_s
 from simulations.world import Keep, run_world
 
 _LEFT_OUT = 0.1
@@ -53,8 +54,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 def probe(question: Question, rate_per_s: float, seed: int, cost: StepCost | None) -> Probe:
     """Run the workload with as many arrivals per second on average. Raises ConfigError for a wrong trace."""
     spec = at_rate(question.workload, rate_per_s, seed)
-    requests = _later(open_workload(spec, seed).first(), _ready_s(question.world))
-    record = _run(question, OpenLoop(requests), seed, cost)
+    record = _run(question, WhenReady(open_workload(spec, seed), question.world), seed, cost)
     num = len(record.requests)
     left_out = min(int(num * _LEFT_OUT), (num - 1) // 2)
     return _judge(question, record.requests[left_out : num - left_out], rate_per_s, seed, record.wall_s)
@@ -63,7 +63,7 @@ def probe(question: Question, rate_per_s: float, seed: int, cost: StepCost | Non
 def probe_alone(question: Question, cost: StepCost | None, num_requests: int = 50) -> tuple[Probe, float]:
     """The first requests one by one, each when the one before it has ended; and their mean latency."""
     requests = open_workload(question.workload, 0).first()
-    workload = OneByOne(requests, num_requests, _ready_s(question.world))
+    workload = OneByOne(requests, num_requests, ready_s(question.world))
     record = _run(question, workload, 0, cost)
     latencies_s = [request.ended_s - request.arrival_s for request in record.requests if request.ended_s]
     mean_s = sum(latencies_s) / max(1, len(latencies_s))
@@ -103,15 +103,6 @@ class OneByOne(Workload):
         request = next(self._requests, None) if self._num_left else None
         self._num_left -= 1
         return None if request is None else msgspec.structs.replace(request, arrival_s=at_s)
-
-
-def _ready_s(world: WorldSpec) -> float:
-    """When all workers have started; who came earlier would wait for that."""
-    return max(engine.start_time_s for engine in world.engines) + 1.0
-
-
-def _later(requests: Iterator[SimRequest], by_s: float) -> Iterator[SimRequest]:
-    return (msgspec.structs.replace(request, arrival_s=request.arrival_s + by_s) for request in requests)
 
 
 def _run(question: Question, workload: Workload, seed: int, cost: StepCost | None) -> RunRecord:
