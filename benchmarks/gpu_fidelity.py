@@ -68,6 +68,7 @@ def engine_spec(run: RecordedRun) -> EngineSpec:
         max_num_batched_tokens=meta.engine_kwargs.max_num_batched_tokens,
         max_model_len=meta.engine_kwargs.max_model_len,
         admission="whole_prompt" if reserve else "first_chunk",
+        hold_when_short=True,
         plan_ahead=meta.resolved_config.scheduler_config.async_scheduling,
         enable_prefix_caching=meta.kv_cache.enable_prefix_caching,
         start_time_s=0.0,

@@ -44,6 +44,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_model_len: int = 8192
     max_queued_requests: int = 100_000
     admission: Admission = "room_to_grow"
+    hold_when_short: bool = False
     plan_ahead: bool = True
     enable_prefix_caching: bool = True
     window_open_at_start: bool = True
@@ -83,6 +84,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             block_size=self.block_size,
             sliding_window=self.sliding_window,
             admission=self.admission,
+            hold_when_short=self.hold_when_short,
             plan_ahead=self.plan_ahead,
             max_remote_loads=self.max_remote_loads if has_store else 0,
             remote_load_timeout_s=self.remote_load_timeout_s,

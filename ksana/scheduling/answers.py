@@ -43,7 +43,11 @@ def take_answer(
     in_need = _take_refusals(state, settings, answer, act)
     if in_need is not None and not is_stale and not state.leaving and not state.releases:
         _find_room(state, in_need, act)
-    is_sent = _send_step(state, answer, act)
+    if settings.hold_when_short and _is_worth_waiting(state, answer, in_need, is_stale):
+        _keep_edits(state, answer)
+        is_sent = False
+    else:
+        is_sent = _send_step(state, answer, act)
     if answer.refusals and not is_sent and not is_stale:
         _stall(state, settings, answer, act)
 
@@ -132,6 +136,26 @@ def _too_large(state: SchedulerState, settings: SchedulerSettings, request: Requ
         param="prompt",
         code="context_length_exceeded",
     )
+
+
+def _is_worth_waiting(
+    state: SchedulerState, answer: BlocksPlanned, in_need: RequestState | None, is_stale: bool
+) -> bool:
+    """A running request lacks blocks, and some are on their way back. Nobody new is in the step."""
+    if in_need is None or in_need.phase not in ("running", "preempting"):
+        return False
+    if not (is_stale or state.steps or state.leaving or state.releases):
+        return False
+    return all(state.requests[grant.request_id].phase != "waiting" for grant in answer.grants)
+
+
+def _keep_edits(state: SchedulerState, answer: BlocksPlanned) -> None:
+    """The step is not sent: its tokens will be asked for again, but the blocks are granted, once."""
+    for grant in answer.grants:
+        if grant.fa_edits or grant.swa_edits:
+            state.edits.append(
+                TableEdits(request_id=grant.request_id, fa_edits=grant.fa_edits, swa_edits=grant.swa_edits)
+            )
 
 
 def _send_step(state: SchedulerState, answer: BlocksPlanned, act: Activation) -> bool:

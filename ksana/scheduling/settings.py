@@ -27,6 +27,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting requests asked for in one batch: bounds the size of a PlanBlocks message."""
 
     admission: Admission = "room_to_grow"
+    hold_when_short: bool = False
+    """When a running request is refused blocks: send no step without it, but plan again once the blocks of
+    the request that lost its place are free. A held step costs the time in which it could have stood ready;
+    a sent one costs those that lack a block their turn. (Other engines hand such blocks over at once.)"""
 
     max_remote_loads: int = 0
     """Requests whose prefixes may be loaded at the same time, or that wait with loaded blocks. 0: there is no

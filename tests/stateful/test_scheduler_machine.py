@@ -39,6 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         loader_seed=st.integers(0, 1 << 16),
         admission=st.sampled_from(["room_to_grow", "whole_prompt", "first_chunk"]),
+        hold_when_short=st.booleans(),
     )
     def begin(
         self,
@@ -50,6 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         loader_seed: int,
         admission: str,
+        hold_when_short: bool,
     ) -> None:
         self.world = World(
             num_blocks=num_blocks,
@@ -64,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=num_blocks * 4,
             plan_ahead=plan_ahead,
             admission=admission,
+            hold_when_short=hold_when_short,
         )
         self.world.store.fill(SHARED, BLOCK_SIZE)
         self.next_id = 1
