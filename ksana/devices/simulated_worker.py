@@ -113,7 +113,14 @@ class SimulatedPool:
         """Raise InvariantViolated unless all that the tokens [start, end) attend to is there."""
         first_key = 0 if self.window is None else max(0, start - self.window + 1)
         table = self.tables[request_id]
-        for index in range(first_key // self.block_size, -(-end // self.block_size)):
+        indices = range(first_key // self.block_size, -(-end // self.block_size))
+        block_ids = [table.get(index, _NOTHING) for index in indices]
+        if _NOTHING not in block_ids:
+            content = self._kv[block_ids].reshape(-1)
+            first = indices.start * self.block_size
+            if np.array_equal(content[first_key - first : end - first], history[first_key:end]):
+                return
+        for index in indices:  # to say which
             lo, hi = max(first_key, index * self.block_size), min(end, (index + 1) * self.block_size)
             block_id = self._block(request_id, table, index)
             first = index * self.block_size
@@ -128,6 +135,37 @@ class SimulatedPool:
         if block_id == _NOTHING:
             raise InvariantViolated(f"{self.name} table of request {request_id} has no block at {index}")
         return block_id
+
+
+class _History:
+    """A number per token of a request that stands for all its tokens up to there."""
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(64, dtype=np.int64)
+        self._num_made = 0
+        self._last = 17
+
+    def up_to(self, end: int, token_ids: list[int]) -> NDArray[np.int64]:
+        """The numbers of tokens [0, end); not a copy. O(1) but for tokens that are new."""
+        if end > self._num_made:
+            self._make(token_ids[self._num_made : end])
+        numbers: NDArray[np.int64] = self._numbers[:end]
+        return numbers
+
+    def _make(self, token_ids: list[int]) -> None:
+        made = []
+        number = self._last
+        for token_id in token_ids:
+            number = (number * 1000003 + token_id + 1) & (2**62 - 1)
+            made.append(number)
+        self._last = number
+        end = self._num_made + len(made)
+        if end > len(self._numbers):
+            longer = np.empty(2 * end, dtype=np.int64)
+            longer[: self._num_made] = self._numbers[: self._num_made]
+            self._numbers = longer
+        self._numbers[self._num_made : end] = made
+        self._num_made = end
 
 
 class SimulatedWorker:
@@ -150,7 +188,7 @@ class SimulatedWorker:
         self._pools = {"fa": SimulatedPool("fa", num_fa_blocks, block_size, None)}
         if sliding_window is not None:
             self._pools["swa"] = SimulatedPool("swa", num_swa_blocks, block_size, sliding_window)
-        self._histories: dict[RequestId, list[int]] = {}
+        self._histories: dict[RequestId, _History] = {}
 
     def run(self, plan: StepPlan) -> StepDone:
         for request_id in plan.drop:
@@ -208,7 +246,7 @@ class SimulatedWorker:
             sampling=new.sampling,
             suppressed_token_ids=new.suppressed_token_ids,
         )
-        self._histories[new.request_id] = []
+        self._histories[new.request_id] = _History()
         for pool in self._pools.values():
             pool.tables[new.request_id] = {}
 
@@ -231,12 +269,7 @@ class SimulatedWorker:
         return row.start + row.num_tokens <= len(self._requests[row.request_id].token_ids)
 
     def _history(self, request_id: RequestId, end: int) -> NDArray[np.int64]:
-        history = self._histories[request_id]
-        token_ids = self._requests[request_id].token_ids
-        for position in range(len(history), end):
-            before = history[-1] if history else 17
-            history.append((before * 1000003 + token_ids[position] + 1) & (2**62 - 1))
-        return np.array(history[:end], dtype=np.int64)
+        return self._histories[request_id].up_to(end, self._requests[request_id].token_ids)
 
     def _write(self, row: Row) -> None:
         end = row.start + row.num_tokens
