@@ -46,7 +46,7 @@ def answer_text(capacity: Capacity) -> str:
     )
     if capacity.rate_per_s is None:
         at = "" if capacity.brackets else " even of requests that are alone"
-        return f"No rate keeps {wanted}: {', '.join(capacity.limited_by)} break it{at}."
+        return f"No rate keeps {wanted}; too high{at}: {', '.join(capacity.limited_by)}."
     if not capacity.is_bounded:
         return f"{wanted} hold at any rate; {capacity.rate_per_s:.3g} requests/s is the highest tried."
     low, high = capacity.range_per_s
@@ -54,7 +54,7 @@ def answer_text(capacity: Capacity) -> str:
     border = f"{num_seeds} seed{'s' * (num_seeds > 1)}: the border lies between {low:.3g} and {high:.3g}"
     return (
         f"{capacity.rate_per_s:.3g} requests/s keep {wanted} ({border}). "
-        f"Above it {', '.join(capacity.limited_by)} break it."
+        f"Above that too high: {', '.join(capacity.limited_by)}."
     )
 
 

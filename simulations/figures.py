@@ -50,7 +50,7 @@ def _distribution(title: str, times: Times, records: Sequence[RunRecord]) -> Lin
         if len(run)
     ]
     return LineChart(
-        title=f"{title}: share at most so long",
+        title=f"{title} (cumulative)",
         x_label="ms" if is_ms else "s",
         y_label="share (%)",
         series=series,

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ TIMES = {
     "latency_s": "latency to the last token",
 }
 """Fields of a summary that are distributions, as people say them."""
+
+FIGURES = ("mean", "p50", "p90", "p99", "max")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +92,9 @@ def totals(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def times_table(summaries: Sequence[Summary]) -> str:
-    """Distributions side by side; for two runs also how much more the second is than the first."""
-    header = ["ms", *(name for name in ("mean", "p50", "p90", "p99", "max") for _ in summaries)]
-    if len(summaries) > 1:
-        titles = [summary.title for summary in summaries]
-        header = ["ms", *(f"{name} {t}" for name in ("mean", "p50", "p90", "p99", "max") for t in titles)]
+    """Distributions side by side, of several runs under the letters A, B, ..."""
+    letters = ascii_uppercase[: len(summaries)] if len(summaries) > 1 else [""]
+    header = ["ms", *(f"{name} {letter}".strip() for name in FIGURES for letter in letters)]
     return table(header, time_rows(summaries))
 
 
@@ -106,7 +107,7 @@ def time_rows(summaries: Sequence[Summary]) -> list[list[str]]:
             continue
         cells = [
             "-" if times is None else f"{1000 * getattr(times, figure):,.2f}"
-            for figure in ("mean", "p50", "p90", "p99", "max")
+            for figure in FIGURES
             for times in found
         ]
         rows.append([name, *cells])

@@ -180,7 +180,8 @@ def _figure(title: str, parts: Sequence[str], height: float, legend: Sequence[Se
     entries = []
     for line in legend if len(legend) > 1 else ():
         kind = "dots" if line.dotted else "line dashed" if line.dashed else "line"
-        path = f'<path class="{kind} c{line.colour % NUM_COLOURS}" d="M2 5h20"/>'
+        shape = "M4 5h0M12 5h0M20 5h0" if line.dotted else "M2 5h20"
+        path = f'<path class="{kind} c{line.colour % NUM_COLOURS}" d="{shape}"/>'
         sample = f'<svg width="24" height="10" aria-hidden="true">{path}</svg>'
         entries.append(f"<span>{sample} {escape(line.name)}</span>")
     return (

@@ -26,7 +26,7 @@ svg text.title{fill:var(--fg);font-size:13px;font-weight:600}
 .c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}.c5{color:var(--c5)}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--grid);font-weight:400}
-thead th{color:var(--dim);vertical-align:bottom}th:first-child{text-align:left}
+thead th{color:var(--dim);vertical-align:bottom}th:first-child{text-align:left;white-space:nowrap}
 details{margin-top:1.2rem}pre{overflow-x:auto;font-size:.8rem}
 """
 

@@ -15,10 +15,10 @@ from simulations.timelines import timelines
 from tests.simulations.records import made_up_run
 
 CHARTS = [
-    "Time to first token: share at most so long",
-    "Time per output token: share at most so long",
-    "Gap between two tokens: share at most so long",
-    "Latency to the last token: share at most so long",
+    "Time to first token (cumulative)",
+    "Time per output token (cumulative)",
+    "Gap between two tokens (cumulative)",
+    "Latency to the last token (cumulative)",
     "Time to first token, by arrival",
     "Running and waiting requests",
     "KV cache in use",
