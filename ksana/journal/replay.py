@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ksana.journal.activations import Heard, SegmentReader, State
 from ksana.journal.cores import RestoredCore, decode_state, restore_core
-from ksana.journal.format import Activation, CoreState
-from ksana.journal.reading import JournalError, Segment, Tail, read_frames
-from ksana.journal.schema import message_decoder
+from ksana.journal.reading import JournalError, Segment
 from ksana.messages.base import Message
 from ksana.runtime.actor import Address, Said
 from ksana.tokenizers.prompts import PromptEncoder
+
+MAX_ERROR_CHARS = 10_000
+"""Of what a core raised, recorded and compared."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +24,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     """Of the activation's frame in the file, bytes."""
     activation: int
-    """Its number in the segment, from 1."""
+    """Its number in the segment, from 1; 0: the state at the segment's start."""
     actor: Address
     now_s: float
     messages: tuple[Message, ...]
@@ -46,12 +48,6 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     difference: Difference | None = None
 
 
-class _Different(Exception):
-    def __init__(self, what: str, recorded: object = "", replayed: object = "") -> None:
-        super().__init__(what)
-        self.what, self.recorded, self.replayed = what, _shown(recorded), _shown(replayed)
-
-
 def replay(
     segments: Sequence[Segment],
     actors: Sequence[Address],
@@ -68,11 +64,11 @@ def replay(
     for place, segment in enumerate(segments):
         progress(segment)
         running = _SegmentReplay(segment, actors, encoder, report)
-        for _ in running.activations(before):
-            if report.difference is not None:
-                return report
+        report.difference = running.run(before)
+        if report.difference is not None:
+            return report
         report.num_segments += 1
-        note = running.tail.in_words()
+        note = running.reader.tail.in_words()
         if note is not None:
             is_last = segment is segments[-1] or segments[place + 1].header.run != segment.header.run
             if not is_last:
@@ -82,168 +78,110 @@ def replay(
     return report
 
 
+class _Different(Exception):
+    def __init__(self, what: str, recorded: object = "", replayed: object = "") -> None:
+        super().__init__(what)
+        self.what, self.recorded, self.replayed = what, _shown(recorded), _shown(replayed)
+
+
 class _SegmentReplay:
-    """One segment. Messages said to recorded actors are kept until these hear them."""
+    """One segment."""
 
     def __init__(
         self, segment: Segment, actors: Sequence[Address], encoder: PromptEncoder | None, report: ReplayReport
     ) -> None:
         self.segment = segment
-        self.tail = Tail()
+        self.reader = SegmentReader(segment, actors)
         self.cores: dict[Address, RestoredCore] = {}
-        self.last: Address | None = None
-        """Whose activation was the last, replayed or not."""
-        self._actors = [actor for actor in segment.header.actors if actor in actors]
         self._encoder = encoder
         self._report = report
-        self._on_the_way: dict[int, msgspec.Raw] = {}
-        self._num_said = 0
-        self._num_activations = 0
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def activations(self, before: _SegmentReplay | None) -> Iterator[Activation]:
-        """Replay one after the other. Stops after one that was different, told in the report."""
-        for offset, frame in read_frames(self.segment, self.tail):
-            if isinstance(frame, CoreState):
-                self._restore(frame, before, offset)
-                if self._report.difference is not None:
-                    yield Activation(frame.actor, self.segment.header.now_s, [], [], [])
-            elif isinstance(frame, Activation):
-                self._num_activations += 1
-                self._activate(frame, offset)
-                yield frame
+    def run(self, before: _SegmentReplay | None) -> Difference | None:
+        """Replay it; `before` is what was replayed before it, to its end."""
+        for one in self.reader.read():
+            try:
+                if isinstance(one, State):
+                    self._restore(one, before)
+                else:
+                    self._activate(one)
+            except _Different as different:
+                heard = one if isinstance(one, Heard) else None
+                return Difference(
+                    segment=self.segment.number,
+                    offset=one.offset,
+                    activation=heard.number if heard else 0,
+                    actor=one.actor,
+                    now_s=heard.now_s if heard else self.segment.header.now_s,
+                    messages=heard.messages if heard else (),
+                    what=different.what,
+                    recorded=different.recorded,
+                    replayed=different.replayed,
+                )
+        return None
 
     # States
 
-    def _restore(self, frame: CoreState, before: _SegmentReplay | None, offset: int) -> None:
-        actor = self._actor(frame.actor, offset)
-        if actor not in self._actors:
-            return
-        header = self.segment.header
-        self.cores[actor] = restore_core(actor, header.settings, frame.state, self._encoder)
-        if before is None or actor not in before.cores or not before.tail.is_complete:
-            return
-        earlier = before.segment.header
-        if (earlier.run, earlier.generation, earlier.segment + 1) != (
-            header.run,
-            header.generation,
-            header.segment,
-        ):
+    def _restore(self, one: State, before: _SegmentReplay | None) -> None:
+        actor = one.actor
+        settings = self.segment.header.settings
+        self.cores[actor] = restore_core(actor, settings, one.state, self._encoder)
+        if before is None or actor not in before.cores or not self._goes_on_from(before):
             return
         arrived = before.cores[actor]
-        if actor != before.last:
+        if actor != before.reader.last:
             arrived.next_timer_s()  # as its shell did when it began to wait
-        if arrived.state() != decode_state(actor, frame.state):
-            self._report.difference = Difference(
-                segment=self.segment.number,
-                offset=offset,
-                activation=0,
-                actor=actor,
-                now_s=header.now_s,
-                messages=(),
-                what=f"the state at the end of segment {before.segment.number} is not the recorded one",
-            )
+        if arrived.state() != decode_state(actor, one.state):
+            raise _Different(f"the state at the end of segment {before.segment.number} is another one")
+
+    def _goes_on_from(self, before: _SegmentReplay) -> bool:
+        earlier, here = before.segment.header, self.segment.header
+        return before.reader.tail.is_complete and (
+            (earlier.run, earlier.generation, earlier.segment + 1)
+            == (here.run, here.generation, here.segment)
+        )
 
     # Activations
 
-    def _activate(self, frame: Activation, offset: int) -> None:
-        actor = self.last = self._actor(frame.actor, offset)
-        raw = self._heard(frame, offset)
-        for address, said in frame.said:
-            self._num_said += 1
-            if address != actor and address in self._actors:
-                self._on_the_way[self._num_said] = said
-        if actor not in self._actors:
-            return
-        core = self.cores.get(actor)
+    def _activate(self, one: Heard) -> None:
+        core = self.cores.get(one.actor)
         if core is None:
-            raise JournalError(f"{self.segment.path}: damaged at byte {offset}: no state of the {actor}")
-        messages = tuple(self._message(one, offset) for one in raw)
+            raise self.reader.damaged(one.offset, f"no state of the {one.actor}")
         self._report.num_activations += 1
-        self._report.by_actor[actor] = self._report.by_actor.get(actor, 0) + 1
-        try:
-            self._compare(core, frame, messages, offset)
-        except _Different as different:
-            self._report.difference = Difference(
-                segment=self.segment.number,
-                offset=offset,
-                activation=self._num_activations,
-                actor=actor,
-                now_s=frame.now_s,
-                messages=messages,
-                what=different.what,
-                recorded=different.recorded,
-                replayed=different.replayed,
-            )
-
-    def _compare(
-        self, core: RestoredCore, frame: Activation, messages: tuple[Message, ...], offset: int
-    ) -> None:
+        self._report.by_actor[one.actor] = self._report.by_actor.get(one.actor, 0) + 1
         timer_s = core.next_timer_s()
-        if not messages and not frame.error and (timer_s is None or timer_s > frame.now_s):
-            raise _Different(f"a timer was due at {frame.now_s}", "a timer", f"the next is at {timer_s}")
+        if not one.messages and not one.error and (timer_s is None or timer_s > one.now_s):
+            raise _Different(f"a timer was due at {one.now_s}", "a timer", f"the next is at {timer_s}")
         said: list[Said] = []
         error = ""
         try:
-            said = list(core.handle(frame.now_s, messages))
+            said = core.handle(one.now_s, one.messages)
         except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"[:10_000]
+            error = f"{type(raised).__name__}: {raised}"[:MAX_ERROR_CHARS]
+        self._compare_errors(one, error)
+        self._compare_said(one, said)
+
+    def _compare_errors(self, one: Heard, error: str) -> None:
         # A redacted journal has only the name of an error.
-        if error != frame.error and error.partition(":")[0] != frame.error:
-            raise _Different("the core raised, or did not", frame.error or "no error", error or "no error")
+        if one.error not in (error, error.partition(":")[0]):
+            raise _Different("the core raised, or did not", one.error or "no error", error or "no error")
         if error:
-            text = f"segment {self.segment.number}, byte {offset}: raised, as recorded: {error}"
-            self._report.notes.append(text)
-        for place, (address, recorded) in enumerate(frame.said):
+            where = f"segment {self.segment.number}, byte {one.offset}"
+            self._report.notes.append(f"{where}: the {one.actor} raised, as recorded: {error}")
+
+    def _compare_said(self, one: Heard, said: list[Said]) -> None:
+        """Byte by byte, which tells 1 from 1.0 as well."""
+        counts = f"{len(one.said)} messages were said, now {len(said)}"
+        for place, (address, raw) in enumerate(one.said):
             if place >= len(said):
-                raise _Different(
-                    f"{len(frame.said)} messages were said, {len(said)} are now",
-                    (address, self._message(recorded, offset)),
-                    "nothing more",
-                )
+                raise _Different(counts, (address, self.reader.message(raw, one.offset)), "nothing more")
             now_address, now_message = said[place]
-            if address != now_address or bytes(recorded) != self._encode(now_message):
-                raise _Different(
-                    f"message {place + 1} of {len(frame.said)}",
-                    (address, self._message(recorded, offset)),
-                    said[place],
-                )
+            if address != now_address or bytes(raw) != self._encode(now_message):
+                recorded = (address, self.reader.message(raw, one.offset))
+                raise _Different(f"message {place + 1} of {len(one.said)}", recorded, said[place])
             self._report.num_messages += 1
-        if len(said) > len(frame.said):
-            raise _Different(
-                f"{len(frame.said)} messages were said, {len(said)} are now",
-                "nothing more",
-                said[len(frame.said)],
-            )
-
-    def _heard(self, frame: Activation, offset: int) -> list[msgspec.Raw]:
-        """What the actor was told, in order; said before in this segment, or written here."""
-        heard: list[msgspec.Raw] = []
-        in_full = iter(frame.messages)
-        is_replayed = self.segment.header.actors[frame.actor] in self._actors
-        for number in frame.numbers:
-            one = next(in_full, None) if not number else self._on_the_way.pop(number, None)
-            if one is None and (is_replayed or not number):
-                raise JournalError(
-                    f"{self.segment.path}: damaged at byte {offset}: message {number} was not said before"
-                )
-            if one is not None:
-                heard.append(one)
-        return heard
-
-    def _message(self, raw: msgspec.Raw, offset: int) -> Message:
-        try:
-            return message_decoder().decode(raw)
-        except msgspec.MsgspecError as error:
-            raise JournalError(
-                f"{self.segment.path}: damaged at byte {offset}: no message ({error})"
-            ) from None
-
-    def _actor(self, place: int, offset: int) -> Address:
-        actors = self.segment.header.actors
-        if not 0 <= place < len(actors):
-            raise JournalError(f"{self.segment.path}: damaged at byte {offset}: there is no actor {place}")
-        return actors[place]
+        if len(said) > len(one.said):
+            raise _Different(counts, "nothing more", said[len(one.said)])
 
 
 def _shown(value: object) -> str:

@@ -102,7 +102,7 @@ def test_a_state_that_is_restored_otherwise_is_told_at_the_next_segment(
     difference = replay(list_segments(directory), ACTORS).difference
     assert difference is not None
     assert (difference.actor, difference.segment, difference.activation) == ("scheduler", 2, 0)
-    assert "state at the end of segment 1" in difference.what
+    assert "state at the end of segment 1 is another" in difference.what
 
 
 def test_the_activation_in_which_a_core_raised_is_there(tmp_path: Path) -> None:
