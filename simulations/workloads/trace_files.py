@@ -12,6 +12,7 @@ from simulations.requests import SimRequest
 from simulations.workloads.azure import HEADER, read_azure
 from simulations.workloads.lines import read_lines
 from simulations.workloads.mooncake import read_mooncake
+from simulations.workloads.recorded import read_journal
 from simulations.workloads.token_lines import read_token_lines
 
 
@@ -24,6 +25,8 @@ class _Keys(msgspec.Struct):
 
 def read_trace(path: Path) -> Iterator[SimRequest]:
     """Requests by arrival. Raises ConfigError: no file or no known form; a wrong line, when it is met."""
+    if path.is_dir():
+        return read_journal(path)
     line = next(read_lines(path), None)
     if line is None:
         raise ConfigError(f"{path} is empty")

@@ -92,7 +92,7 @@ def test_no_more_of_a_line_is_read_than_its_bound(tmp_path: Path, monkeypatch: p
         read(tmp_path, b" " * (2 << 20))
 
 
-@pytest.mark.parametrize("name", ["missing", "."])
+@pytest.mark.parametrize("name", ["missing", "trace/below"])
 def test_what_cannot_be_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_trace(tmp_path / name)
