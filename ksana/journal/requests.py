@@ -15,7 +15,6 @@ from ksana.messages.outputs import Outcome, RequestTiming, StepOutputs
 from ksana.messages.requests import Abort, AddRequest, SamplingParams, StopStringFound
 from ksana.runtime.actor import Address
 
-
 _ACTORS: tuple[Address, ...] = ("scheduler",)
 
 
