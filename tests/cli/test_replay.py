@@ -101,7 +101,7 @@ def test_a_difference_shows_both_messages_and_where(
     assert code == 1
     first, *rest = out.splitlines()
     assert first.startswith("Differs: scheduler, segment 1, byte ")
-    assert any(line.startswith("  told      WorkerReady(") for line in rest)
+    assert any(line.startswith("  told      ") for line in rest)
     assert any(line.startswith("  recorded  to block_allocator: PlanBlocks(") for line in rest)
     assert any(line.startswith("  replayed  ") for line in rest)
 
