@@ -11,7 +11,11 @@ import msgspec
 
 import ksana
 from ksana.errors import ConfigError
+from simulations.capacity import add_capacity_command
+from simulations.compare import add_compare_command
 from simulations.mutations import FOUND_GOAL, SwarmAnswer, Trial, as_table, run_mutations
+from simulations.run_command import add_run_command
+from simulations.shrink import MAX_TRIES, shrink
 from simulations.smoke import run_smoke
 from simulations.swarm import REAL_S_PER_WORLD, run_swarm
 
@@ -20,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a promise was broken (or too few mutants found), 2 wrong use."""
     parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    add_run_command(commands)
+    add_capacity_command(commands)
+    add_compare_command(commands)
     _add_smoke(commands)
     _add_swarm(commands)
     _add_mutations(commands)
@@ -62,6 +69,7 @@ def _add_swarm(commands: Commands) -> None:
     swarm.add_argument("--first-seed", type=int, default=0)
     swarm.add_argument("--jobs", type=int, default=1, help="processes")
     swarm.add_argument("--real-s", type=float, default=REAL_S_PER_WORLD, help="longest a world may take")
+    swarm.add_argument("--shrink-tries", type=int, default=MAX_TRIES, help="for the shortest plan that fails")
     swarm.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     swarm.set_defaults(run=_swarm)
 
@@ -80,8 +88,11 @@ def _swarm(options: argparse.Namespace) -> int:
     if failed is None:
         sys.stdout.write(f"{len(seeds)} seeds, every promise kept\n")
         return 0
-    sys.stdout.write(f"seed {failed.seed}: {failed.failure.error}\nnoticed by {failed.failure.checker}\n")
-    _print_json(failed.scenario)
+    sys.stderr.write(
+        f"seed {failed.seed}: {failed.failure.error}\nnoticed by {failed.failure.checker}\n"
+        "looking for the shortest plan that still fails; `run` takes it as a file\n"
+    )
+    _print_json(shrink(failed.scenario, failed.failure, max_tries=options.shrink_tries))
     return 1
 
 

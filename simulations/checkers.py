@@ -125,7 +125,7 @@ def _wrong_failure(asked: Asked, outcome: Failed, now_s: float, facts: EngineFac
             return "it had all the time in the world: something hung"
         if now_s < asked.deadline_s:
             return f"{asked.deadline_s - now_s:.6f} s early"
-        late_s = now_s - max(asked.deadline_s, spec.start_time_s)
+        late_s = now_s - asked.deadline_s
         return None if late_s <= facts.slowest_message_s + 1e-6 else f"{late_s:.6f} s late"
     if outcome.status == 503:
         return None if facts.is_drained or facts.gave_up else "the engine was well"

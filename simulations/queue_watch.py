@@ -24,8 +24,8 @@ _PATIENCE_WITH_WINDOWS = 12
 
 
 class QueueWatch:
-    """Of one engine, as long as its worker lives and nothing is loaded: then the first in the queue goes first,
-    and as soon as it fits."""
+    """Of one engine, as long as its worker lives and nothing is loaded: then the first in the queue goes
+    first, and as soon as it fits."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -35,7 +35,9 @@ class QueueWatch:
         self._passed_over: dict[RequestId, int] = {}
         self._num_preemptions = 0
 
-    def take(self, messages: Sequence[Message], said: Sequence[Said], cores: Cores, *, is_simple: bool) -> None:
+    def take(
+        self, messages: Sequence[Message], said: Sequence[Said], cores: Cores, *, is_simple: bool
+    ) -> None:
         """One activation of the scheduler. `is_simple`: no worker was lost so far, and there is no store."""
         for message in messages:
             if isinstance(message, AddRequest):

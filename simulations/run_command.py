@@ -1,0 +1,104 @@
+"""`python -m simulations run`: one world, from a scenario and what the command line changes of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ksana.errors import ConfigError, InvariantViolated
+from simulations.metrics import RunRecord
+from simulations.report import write_report
+from simulations.scenario import Scenario
+from simulations.scenarios import SCENARIOS, find_scenario
+from simulations.settings import parse_settings, with_settings
+from simulations.summary import Target, as_json, summarise
+from simulations.workloads.spec import TraceSpec
+from simulations.world import Keep, run_world
+
+
+def add_run_command(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "run", help="one world: what its clients saw, as JSON and as a page with charts"
+    )
+    parser.add_argument("scenario", help=f"{', '.join(SCENARIOS)}, or a JSON file")
+    parser.add_argument("--seed", type=int, help="default: the scenario's")
+    parser.add_argument("--trace", metavar="PATH", help="requests instead of the scenario's")
+    parser.add_argument("--limit", type=int, metavar="N", help="only so many requests of the trace")
+    parser.add_argument("--speedup", type=float, default=1.0, help="of the trace's arrivals")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="result.json, report.html and trace.json")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the world or of its engines"
+    )
+    parser.add_argument("--check", action="store_true", help="the cache's invariants after every message")
+    parser.add_argument("--digest", action="store_true", help="SHA-256 of every message, in order")
+    parser.add_argument("--ttft-ms", type=float, help="with --tpot-ms: the share of requests within both")
+    parser.add_argument("--tpot-ms", type=float)
+    parser.add_argument("--show", action="store_true", help="print the scenario, do not run it")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the summary. Returns the exit code; raises ConfigError."""
+    scenario = read(options)
+    target = _target(options)
+    if options.show:
+        _print(msgspec.json.encode(scenario))
+        return 0
+    try:
+        record = run_scenario(
+            scenario, check=options.check, digest=options.digest, detail=options.report is not None
+        )
+    except InvariantViolated as error:
+        sys.stderr.write(f"a promise is broken: {error}\n")
+        return 1
+    if options.report is not None:
+        summary = write_report(options.report, record, scenario.title or None, target)
+    else:
+        summary = summarise(record, target)
+    _print(as_json(summary))
+    return 0
+
+
+def read(options: argparse.Namespace) -> Scenario:
+    """The scenario with what the command line changes. Raises ConfigError."""
+    scenario = find_scenario(options.scenario)
+    world = with_settings(scenario.world, parse_settings(options.set))
+    changed = msgspec.structs.replace(scenario, world=world)
+    if options.seed is not None:
+        changed = msgspec.structs.replace(changed, seed=options.seed)
+    if options.trace is not None:
+        trace = TraceSpec(path=options.trace, limit=options.limit, speedup=options.speedup)
+        changed = msgspec.structs.replace(changed, workload=trace, requests=())
+    if changed.workload is None and not changed.requests:
+        raise ConfigError(f"{options.scenario} asks nothing: give it requests, a workload or --trace")
+    changed.check()
+    return changed
+
+
+def run_scenario(
+    scenario: Scenario, *, check: bool = False, digest: bool = False, detail: bool = False
+) -> RunRecord:
+    """`detail`: steps and token times, which the report shows. Raises InvariantViolated."""
+    return run_world(
+        scenario.world,
+        scenario.open_workload(scenario.seed),
+        seed=scenario.seed,
+        keep=Keep(digest=digest, steps=detail, token_times=detail, check_cache=check),
+        title=scenario.title,
+    )
+
+
+def _target(options: argparse.Namespace) -> Target | None:
+    if options.ttft_ms is None and options.tpot_ms is None:
+        return None
+    if options.ttft_ms is None or options.tpot_ms is None:
+        raise ConfigError("--ttft-ms and --tpot-ms belong together")
+    return Target(ttft_s=options.ttft_ms / 1000, tpot_s=options.tpot_ms / 1000)
+
+
+def _print(text: bytes) -> None:
+    sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
