@@ -24,6 +24,8 @@ from ksana.messages.outputs import StepOutputs
 from ksana.messages.requests import Abort, AddRequest, StopStringFound
 from ksana.remote_cache import RemoteCache
 from ksana.runtime.actor import Post, Tap
+from ksana.runtime.direct_mailbox import DirectMailbox
+from ksana.runtime.mailbox import Mailbox
 from ksana.scheduling.settings import Admission, SchedulerSettings
 from ksana.scheduling.status import SchedulerStatus
 from ksana.stores.store import Store
@@ -54,7 +56,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     remote_write_back: bool = True
     num_staging_slots: int = 64
     start_time_s: float = 2.0
-    """Of a worker."""
+    """Of a worker that takes a lost one's place."""
     step_timeout_s: float = 120.0
 
     @property
@@ -104,6 +106,17 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
 
+class DirectMailboxes(Mailboxes):
+    """The two allocators, which have no timers, are activated without a task."""
+
+    def __init__(self, num_slots: int, num_loads: int) -> None:
+        super().__init__(num_slots, num_loads)
+        for name in ("block_allocator", "swa_cache_manager"):
+            usual: Mailbox[Message] = getattr(self, name)
+            direct: DirectMailbox[Message] = DirectMailbox(usual.name, usual.capacity)
+            setattr(self, name, direct)
+
+
 class SimulatedEngine:
     """`run` it in the nursery of a world, then `add` requests. What an actor raises comes out of `run`."""
 
@@ -131,7 +144,9 @@ class SimulatedEngine:
         self.spec = spec
         config = spec.cache_config(has_store=store is not None)
         self.cores = Cores.fresh(spec.scheduler_settings(has_store=store is not None), config)
-        self.mailboxes = mailboxes or Mailboxes(spec.num_slots, spec.max_remote_loads)
+        is_lean = fast and mailboxes is None
+        kind = DirectMailboxes if is_lean else Mailboxes
+        self.mailboxes = mailboxes or kind(spec.num_slots, spec.max_remote_loads)
         self._listener = listener
         self._tap = tap
         self._check_messages = check_messages
@@ -145,6 +160,7 @@ class SimulatedEngine:
             lambda: FastWorker(tokens) if fast else self._checking_worker(tokens, staging),
             cost=cost,
             start_time_s=spec.start_time_s,
+            is_up_at_first=True,
             fault=fault,
             start_fault=start_fault,
             host_s=host_s,
@@ -153,7 +169,7 @@ class SimulatedEngine:
         loader = self.mailboxes.remote_cache_loader.put if self.remote is not None else None
         self.executor: DeviceExecutor
         self._executor_post: Post
-        if fast and mailboxes is None:
+        if is_lean:
             lean = LeanExecutor(
                 self.backend,
                 scheduler=scheduler,
@@ -185,7 +201,7 @@ class SimulatedEngine:
         )
 
     async def run(self) -> None:
-        """Serve until cancelled. The first worker takes `start_time_s`; requests may be added before."""
+        """Serve until cancelled. The first worker stands ready; requests may be added before."""
         try:
             await self.executor.start_first()
             async with trio.open_nursery() as nursery:

@@ -46,9 +46,11 @@ class SimulatedBackend:
         start_fault: StartFault | None = None,
         copy_s_per_block: float = 1e-4,
         host_s: float = 0.0,
+        is_up_at_first: bool = False,
     ) -> None:
         """`build` makes the worker with empty pools, usually a `SimulatedWorker`. `host_s`: what the engine
-        itself needs before an order begins that no other one was in front of."""
+        itself needs before an order begins that no other one was in front of. `is_up_at_first`: the worker of
+        the first epoch takes no time to start."""
         self._build = build
         self._cost: StepCost = LinearStepCost() if cost is None else cost
         self._start_time_s = start_time_s
@@ -56,6 +58,7 @@ class SimulatedBackend:
         self._start_fault = start_fault
         self._copy_s_per_block = copy_s_per_block
         self._host_s = host_s
+        self._is_up_at_first = is_up_at_first
         self._runner: Runner | None = None
         self._orders: deque[Order] = deque()
         self._wakeup = trio.Event()
@@ -73,7 +76,8 @@ class SimulatedBackend:
     async def start(self, epoch: PoolEpoch) -> WorkerInfo:
         await self.stop()
         self.num_starts += 1
-        await trio.sleep(self._start_time_s)
+        if epoch > 1 or not self._is_up_at_first:
+            await trio.sleep(self._start_time_s)
         reason = None if self._start_fault is None else self._start_fault(epoch)
         if reason is not None:
             raise ModelLoadError(reason) if reason.startswith("model: ") else WorkerLostError(reason)
