@@ -26,7 +26,7 @@ def test_every_request_is_a_slice_with_its_phases_inside() -> None:
         by_request[event["id"]].append(event)
     assert len(by_request) == 40
     for index, events in by_request.items():
-        names = [(event["ph"], event["name"].removesuffix(f" {index}")) for event in events]
+        names = [(event["ph"], event["name"]) for event in events]
         phases = [(ph, name) for name in ("queued", "prefill", "decode") for ph in "be"]
         assert names == [("b", "request"), *phases, ("e", "request")]
         times = [event["ts"] for event in events]
@@ -42,7 +42,7 @@ def test_a_request_that_never_ran_is_queued_to_its_end() -> None:
     request.scheduled_s = request.first_token_s = request.last_token_s = request.ended_s = None
     request.ending = ""
     events = events_of(record, "be")
-    assert [event["name"] for event in events] == ["request 0", "queued", "queued", "request 0"]
+    assert [event["name"] for event in events] == ["request", "queued", "queued", "request"]
     assert events[-1]["ts"] == pytest.approx(1e6 * record.virtual_s)
     assert events[0]["args"]["ending"] == "never ended"
 
@@ -51,14 +51,16 @@ def test_steps_samples_and_faults() -> None:
     record = made_up_run()
     steps = events_of(record, "X")
     assert len(steps) == 80
+    assert steps[0]["name"] == "prefill"
     assert steps[0]["args"] == {"num_rows": 2, "num_tokens": 64}
     assert (steps[0]["ts"], steps[0]["dur"]) == (pytest.approx(1e5), pytest.approx(2e5))
     assert [event["args"]["name"] for event in events_of(record, "M") if event["name"] == "process_name"] == [
+        "world",
         "engine 0",
         "engine 1",
     ]
     assert events_of(record, "C")[0]["args"] == {"running": 0, "waiting": 0, "loading": 0}
-    assert [(event["pid"], event["s"]) for event in events_of(record, "i")] == [(1, "p"), (0, "g")]
+    assert [(event["pid"], event["s"]) for event in events_of(record, "i")] == [(1, "p"), (3, "g")]
 
 
 @pytest.mark.parametrize(
