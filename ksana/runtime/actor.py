@@ -14,8 +14,10 @@ from typing import Literal, Protocol
 
 import trio
 
+from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
 from ksana.runtime.clock import now_s
+from ksana.runtime.direct_mailbox import DirectMailbox
 from ksana.runtime.mailbox import Mailbox
 
 Address = Literal[
@@ -94,6 +96,8 @@ async def run_actor(
 
     Ends when the mailbox is closed and empty. Exceptions of the core come out: the supervisor's matter.
     """
+    if isinstance(mailbox, DirectMailbox):
+        await mailbox.attend(lambda messages: _activate_timeless(name, core, messages, post, tap))
     while True:
         # One scope for many activations: the timer rarely moves, and a scope costs more than a message.
         with trio.CancelScope() as waiting:
@@ -125,3 +129,11 @@ def _activate(
         tap(name, now, messages, said)
     for address, message in said:
         post[address](message)
+
+
+def _activate_timeless(
+    name: Address, core: Core, messages: Sequence[Message], post: Mapping[Address, Post], tap: Tap | None
+) -> None:
+    _activate(name, core, messages, post, tap)
+    if core.next_timer_s() is not None:
+        raise InvariantViolated(f"{name} has a timer, but no task that could wait for it")

@@ -155,8 +155,8 @@ def test_what_a_step_raises_comes_out_of_the_engine() -> None:
         assert caught.group_contains(InvariantViolated, match="found by a step")
 
 
-def test_a_decode_step_wakes_two_actors_and_nobody_else() -> None:
-    """The scheduler for the step's end and for the next blocks, the block allocator in between."""
+def test_a_decode_step_wakes_the_scheduler_once_and_nobody_else() -> None:
+    """When the step is done. The next blocks are allocated, and the next plan is sent, within its turn."""
 
     class Count(trio.abc.Instrument):
         num_task_steps = 0
@@ -193,4 +193,4 @@ def test_a_decode_step_wakes_two_actors_and_nobody_else() -> None:
 
     num_task_steps, num_steps = run_deterministic(0, main, VirtualClock())
     assert num_steps >= 500
-    assert num_task_steps <= 3 * num_steps + 20
+    assert num_task_steps <= num_steps + 20
