@@ -144,8 +144,7 @@ class ModelPerfBackend:
                 RunInferRound(num_layer_rounds=run.batch.layer_forward_round, trace_operators=trace_operators)
             )
         if len(run.done) == rounds.total:
-            for request_id in sorted(run.not_ended):
-                self._tell(Abort(request_id=request_id))
+            self._abort(run)
 
     def take_outputs(self, message: Message) -> None:
         """Called in the scheduler's task; answers at once, so that no round waits for this task."""
@@ -159,7 +158,10 @@ class ModelPerfBackend:
             self._take_endings(run, message)
             if message.tokens and run.error is None:
                 self.update_with_generation_result(message)
-                self.schedule()
+                if run.error is None:
+                    self.schedule()
+                else:
+                    self._abort(run)
         else:
             raise InvariantViolated(f"the performance backend was told a {type(message).__name__}")
 
@@ -195,6 +197,10 @@ class ModelPerfBackend:
                 run.fail(ended.outcome.message)
         if not run.not_ended:
             run.over.set()
+
+    def _abort(self, run: _BatchRun) -> None:
+        for request_id in sorted(run.not_ended):
+            self._tell(Abort(request_id=request_id))
 
     def _tell(self, message: Message) -> None:
         assert self._engine is not None

@@ -121,6 +121,16 @@ class TimedScheduler(Scheduler):
         self._clock = clock
 
     def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
+        """One activation, or one for each round that is done, if several are at once (planned ahead)."""
+        said: list[Said] = []
+        last = 0
+        for end, message in enumerate(messages, 1):
+            if isinstance(message, StepDone) and end < len(messages):
+                said += self._timed(now_s, messages[last:end])
+                last = end
+        return said + self._timed(now_s, messages[last:])
+
+    def _timed(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
         began_ns = self._clock()
         said = super().handle(now_s, messages)
         self._timer.activation(began_ns, self._clock(), messages, said)
