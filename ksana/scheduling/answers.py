@@ -45,6 +45,7 @@ def take_answer(
         _find_room(state, in_need, act)
     if settings.hold_when_short and _is_worth_waiting(state, answer, in_need, is_stale):
         _keep_edits(state, answer)
+        state.is_step_held = True
         is_sent = False
     else:
         is_sent = _send_step(state, answer, act)

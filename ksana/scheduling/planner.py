@@ -24,8 +24,9 @@ def make_plan(state: SchedulerState, settings: SchedulerSettings) -> PlanBlocks 
     if state.releases:
         state.plans_to_skip = 0
     demands, budget = _running_demands(state, settings)
-    if budget > 0 and state.waiting:
+    if budget > 0 and state.waiting and not (state.is_step_held and demands):
         _add_waiting_demands(state, settings, demands, budget)
+    state.is_step_held = False
     if not demands and not state.releases:
         return None
 

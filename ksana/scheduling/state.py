@@ -58,6 +58,9 @@ class SchedulerState(msgspec.Struct, kw_only=True):
     """Counts what may give room for a refused demand: steps done, requests that left, pools emptied."""
     stalled_at: int = -1
     """A plan made at this count was refused as a whole, so another one would be too."""
+    is_step_held: bool = False
+    """The last plan lacked blocks and its step was not sent: the next one is for the same requests, and lets
+    nobody in."""
     plans_to_skip: int = 0
     """A waiting request found no room: not asked for again in so many plans, unless blocks are released."""
 
