@@ -14,11 +14,11 @@ from typing import Any
 
 from ksana.costs.step_cost import StepCost
 from ksana.errors import ConfigError
+from simulations.arguments import add_scenario_arguments, read_scenario
 from simulations.capacity_report import HEADER, Capacity, answer_text, capacity_page, probe_row
 from simulations.probes import Probe, Question, probe, probe_alone
 from simulations.rate_search import Bracket, search_rate
 from simulations.report import write_file
-from simulations.settings import add_workload_arguments, add_world_arguments, read_workload, read_world
 from simulations.summary import Target, as_json
 from simulations.workloads.spec import OpenSpec, TraceSpec
 
@@ -77,8 +77,7 @@ def add_capacity_command(subparsers: Any) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="so many searches (3; of a trace 1)")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of the border, relative (0.02)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write capacity.json and capacity.html")
-    add_world_arguments(parser)
-    add_workload_arguments(parser)
+    add_scenario_arguments(parser)
     parser.set_defaults(run=run_capacity)
 
 
@@ -105,9 +104,10 @@ def run_capacity(options: argparse.Namespace) -> int:
 
 def read_question(options: argparse.Namespace) -> tuple[Question, range]:
     """Raises ConfigError."""
-    workload = read_workload(options)
+    scenario = read_scenario(options)
+    workload = scenario.workload
     if not isinstance(workload, OpenSpec | TraceSpec):
-        raise ConfigError("a capacity search varies the rate of arrivals: leave out --users and --sessions")
+        raise ConfigError("a capacity search varies the rate of arrivals; this workload has none")
     if not 0 < options.percentile <= 100:
         raise ConfigError(f"--percentile goes up to 100, not {options.percentile:g}")
     if not (options.ttft_ms > 0 and options.tpot_ms > 0):
@@ -115,7 +115,7 @@ def read_question(options: argparse.Namespace) -> tuple[Question, range]:
     if not 1 <= options.seeds <= 1000:
         raise ConfigError(f"--seeds goes from 1 to 1000, not {options.seeds}")
     question = Question(
-        world=read_world(options),
+        world=scenario.world,
         workload=workload,
         target=Target(ttft_s=options.ttft_ms / 1000, tpot_s=options.tpot_ms / 1000),
         percentile=options.percentile,

@@ -1,8 +1,8 @@
 """A run as Chrome trace events, which Perfetto and chrome://tracing show.
 
 An engine is a process: its steps are slices of one thread (`decode` where every row has one token, else
-`prefill`), its requests are asynchronous slices with their phases below (queued, prefill, decode), its samples
-are counters. Faults are instant events. All requests have one name, under which viewers pack them together.
+`prefill`), its requests are asynchronous slices with phases below (queued, prefill, decode), its samples are
+counters. Faults are instant events. All requests have one name, under which viewers pack them together.
 """
 
 from __future__ import annotations

@@ -13,21 +13,13 @@ import msgspec
 from ksana.costs.step_cost import StepCost
 from ksana.errors import ConfigError
 from ksana.perf.html_page import charts, page, table
+from simulations import arguments
 from simulations.figures import run_figures
 from simulations.metrics import RunRecord
 from simulations.report import TIMES, times_table, totals, write_file
-from simulations.scenario import WorldSpec, read_scenario
-from simulations.settings import (
-    add_workload_arguments,
-    add_world_arguments,
-    parse_settings,
-    read_workload,
-    read_world,
-    with_settings,
-)
+from simulations.scenario import Scenario, WorldSpec, read_scenario
+from simulations.settings import parse_settings, with_settings
 from simulations.summary import Distribution, Summary, as_json, summarise
-from simulations.workloads.spec import WorkloadSpec, open_workload
-from simulations.workloads.when_ready import WhenReady
 from simulations.world import Keep, run_world
 
 _MAX_FILE_BYTES = 1 << 20
@@ -44,20 +36,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    worlds: Sequence[WorldSpec],
-    titles: Sequence[str],
-    workload: WorkloadSpec,
-    *,
-    seed: int = 0,
-    cost: StepCost | None = None,
+    scenario: Scenario, worlds: Sequence[WorldSpec], titles: Sequence[str], cost: StepCost | None = None
 ) -> list[RunRecord]:
-    """One run of each world, of the same workload. Raises ConfigError for a wrong trace."""
+    """The scenario's workload and seed in each world. Raises ConfigError for a wrong trace."""
     keep = Keep(check_answers=False, steps=True, token_times=True)
-    records = []
-    for world, title in zip(worlds, titles, strict=True):
-        work = WhenReady(open_workload(workload, seed), world)
-        records.append(run_world(world, work, seed=seed, cost=cost, keep=keep, title=title))
-    return records
+    seed = scenario.seed
+    return [
+        run_world(world, scenario.open_workload(seed), seed=seed, cost=cost, keep=keep, title=title)
+        for world, title in zip(worlds, titles, strict=True)
+    ]
 
 
 def differences(a: WorldSpec, b: WorldSpec) -> dict[str, tuple[Any, Any]]:
@@ -113,17 +100,16 @@ def add_compare_command(subparsers: Any) -> None:
     parser.add_argument("a", help=wanted)
     parser.add_argument("b", help=wanted)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write result.json and report.html")
-    add_world_arguments(parser)
-    add_workload_arguments(parser)
+    arguments.add_scenario_arguments(parser)
     parser.set_defaults(run=run_compare)
 
 
 def run_compare(options: argparse.Namespace) -> int:
     """Prints a table. Returns the exit code; raises ConfigError."""
-    base = read_world(options)
-    worlds = [read_side(text, base) for text in (options.a, options.b)]
+    scenario = arguments.read_scenario(options)
+    worlds = [read_side(text, scenario.world) for text in (options.a, options.b)]
     titles = [f"{letter}: {text}"[:60] for letter, text in zip("AB", (options.a, options.b), strict=True)]
-    records = compare(worlds, titles, read_workload(options), seed=options.seed, cost=None)
+    records = compare(scenario, worlds, titles)
     summaries = [summarise(record) for record in records]
     comparison = Comparison(differences=differences(worlds[0], worlds[1]), a=summaries[0], b=summaries[1])
     for name, a, b, change in [["", *titles, "change"], *rows(summaries)]:

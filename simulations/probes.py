@@ -15,7 +15,6 @@ from simulations.requests import Ending, SimRequest, Workload
 from simulations.scenario import WorldSpec
 from simulations.summary import Target, tpot_s, ttft_s, values
 from simulations.workloads.spec import OpenSpec, TraceSpec, open_workload
-from simulations.workloads.when_ready import WhenReady, ready_s
 from simulations.world import Keep, run_world
 
 _LEFT_OUT = 0.1
@@ -54,7 +53,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 def probe(question: Question, rate_per_s: float, seed: int, cost: StepCost | None) -> Probe:
     """Run the workload with as many arrivals per second on average. Raises ConfigError for a wrong trace."""
     spec = at_rate(question.workload, rate_per_s, seed)
-    record = _run(question, WhenReady(open_workload(spec, seed), question.world), seed, cost)
+    record = _run(question, open_workload(spec, seed), seed, cost)
     num = len(record.requests)
     left_out = min(int(num * _LEFT_OUT), (num - 1) // 2)
     return _judge(question, record.requests[left_out : num - left_out], rate_per_s, seed, record.wall_s)
@@ -63,7 +62,7 @@ def probe(question: Question, rate_per_s: float, seed: int, cost: StepCost | Non
 def probe_alone(question: Question, cost: StepCost | None, num_requests: int = 50) -> tuple[Probe, float]:
     """The first requests one by one, each when the one before it has ended; and their mean latency."""
     requests = open_workload(question.workload, 0).first()
-    workload = OneByOne(requests, num_requests, ready_s(question.world))
+    workload = OneByOne(requests, num_requests)
     record = _run(question, workload, 0, cost)
     latencies_s = [request.ended_s - request.arrival_s for request in record.requests if request.ended_s]
     mean_s = sum(latencies_s) / max(1, len(latencies_s))
@@ -86,13 +85,12 @@ def at_rate(spec: OpenSpec | TraceSpec, rate_per_s: float, seed: int) -> OpenSpe
 class OneByOne(Workload):
     """The first `num` of these requests, none before the last one ended."""
 
-    def __init__(self, requests: Iterator[SimRequest], num: int, start_s: float) -> None:
+    def __init__(self, requests: Iterator[SimRequest], num: int) -> None:
         self._requests = requests
         self._num_left = num
-        self._start_s = start_s
 
     def first(self) -> Iterator[SimRequest]:
-        request = self._next(self._start_s)
+        request = self._next(0.0)
         if request is not None:
             yield request
 
