@@ -81,6 +81,11 @@ def parse_flags(prog: str, description: str, argv: Sequence[str]) -> tuple[Layer
     """What the command line gives, and the file it names with --config."""
     arguments = vars(build_parser(prog, description).parse_strictly(argv))
     config = arguments.pop("config", None)
+    return flags_layer(arguments), None if config is None else Path(config)
+
+
+def flags_layer(arguments: dict[str, Any]) -> Layer:
+    """What the flags of `add_settings` give; `arguments` are those that were parsed."""
     positional = arguments.pop("MODEL", None)
     if positional is not None:
         if "model" in arguments:
@@ -95,7 +100,7 @@ def parse_flags(prog: str, description: str, argv: Sequence[str]) -> tuple[Layer
         for value in [values] if isinstance(values, bool) else values:
             layer[field.name] = Given(value, field.flag, is_text=True)
             check_value(field, layer[field.name])
-    return layer, None if config is None else Path(config)
+    return layer
 
 
 def build_parser(prog: str, description: str) -> Parser:
@@ -108,15 +113,20 @@ def build_parser(prog: str, description: str) -> Parser:
             "(max_model_len: 4096). A flag wins over a variable, a variable over the file."
         ),
     )
-    parser.add_argument("MODEL", nargs="?", help=_help(FIELDS[0]))
     parser.add_argument("--config", metavar="FILE", help="Settings from a YAML file")
+    add_settings(parser)
+    return parser
+
+
+def add_settings(parser: Parser) -> None:
+    """The model as a positional argument, and a flag for each setting."""
+    parser.add_argument("MODEL", nargs="?", help=_help(FIELDS[0]))
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in FIELDS:
         group = groups.get(field.group)
         if group is None:
             group = groups[field.group] = parser.add_argument_group(field.group)
         _add_flag(group, field)
-    return parser
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: Field) -> None:
