@@ -29,6 +29,7 @@ COMMANDS = {
         "ksana.cli.check", "say what `serve` would load, and whether it fits, without loading it"
     ),
     "replay": Command("ksana.cli.replay", "say again what a journal has recorded, and tell what differs"),
+    "perf": Command("ksana.cli.perf", "measure steps without serving, and fit cost models"),
     "version": Command("ksana.cli.version", "print the versions of Ksana and what it stands on"),
 }
 

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.5
 """How often it is looked whether an actor broke: then nobody answers."""
 
-OnRound = Callable[[str, int], None]
-"""Told of each round done: name of the batch, and how many of its rounds are done."""
+OnRound = Callable[[int, str, int], None]
+"""Told of each round done: number and name of the batch, and how many of its rounds are done."""
 
 
 class EnginePort(Protocol):
@@ -64,7 +64,8 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
 class _BatchRun:
     """The batch that is being measured."""
 
-    def __init__(self, batch: Batch, request_ids: Sequence[RequestId]) -> None:
+    def __init__(self, number: int, batch: Batch, request_ids: Sequence[RequestId]) -> None:
+        self.number = number
         self.batch = batch
         self.not_ended = set(request_ids)
         self.ready: InferBatchReady | None = None
@@ -123,7 +124,7 @@ class ModelPerfBackend:
             )
             self._next_id += len(requests)
             self._timer.forget()
-            self._run = run = _BatchRun(batch, [request.request_id for request in requests])
+            self._run = run = _BatchRun(number, batch, [request.request_id for request in requests])
             engine.tell_scheduler(AddInferRequest(requests=requests, fill_seed=fill_seed(self._seed, number)))
             await self.batch_waiter()
             self._run = None
@@ -156,25 +157,23 @@ class ModelPerfBackend:
             self.schedule()
         elif isinstance(message, StepOutputs):
             self._take_endings(run, message)
-            if message.tokens and run.error is None:
-                self.update_with_generation_result(message)
-                if run.error is None:
-                    self.schedule()
-                else:
-                    self._abort(run)
+            if message.tokens and run.error is None and self.update_with_generation_result(message):
+                self.schedule()
         else:
             raise InvariantViolated(f"the performance backend was told a {type(message).__name__}")
 
-    def update_with_generation_result(self, outputs: StepOutputs) -> None:
-        """A round is done: note its metrics."""
+    def update_with_generation_result(self, outputs: StepOutputs) -> bool:
+        """A round is done: note its metrics. False if it was none, which ends the batch."""
         run = self._run
         assert run is not None
         if len(outputs.tokens) != len(run.batch.requests) or not self._timer.rounds:
             run.fail(f"a round gave {len(outputs.tokens)} tokens for {len(run.batch.requests)} requests")
-            return
+            self._abort(run)
+            return False
         run.done.append(self._timer.rounds.popleft())
         if self._on_round is not None:
-            self._on_round(run.batch.name, len(run.done))
+            self._on_round(run.number, run.batch.name, len(run.done))
+        return True
 
     async def batch_waiter(self) -> None:
         """Wait until every request of the batch has ended, or an actor broke."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -78,7 +79,7 @@ async def measure(
     return PerfResult(
         model=model.name,
         model_fingerprint=model.fingerprint,
-        device=model.device,
+        device=re.sub(r", process \d+$", "", model.device),
         dtype=model.dtype,
         parallel_sizes={"data": 1, "pipeline": 1, "tensor": 1},
         block_size=model.block_size,

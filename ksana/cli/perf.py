@@ -1,0 +1,292 @@
+"""`ksana perf`: measure fixed steps on the real engine, write a result, make a cost model of it.
+
+ksana perf MODEL --config model_perf_config.json     what the file says
+ksana perf MODEL --sweep --cost-file cost.json       the shapes that a cost model needs, and the model
+ksana perf --fit RESULT --cost-file cost.json        a cost model of a result, or of profile tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from ksana.cli.loading import LoadingBar
+from ksana.cli.logs import configure_logging
+from ksana.cli.settings import (
+    Given,
+    Layer,
+    Parser,
+    add_settings,
+    flags_layer,
+    merge,
+    read_environment,
+    read_file,
+)
+from ksana.config import Settings
+from ksana.costs.cost_file import save_cost
+from ksana.devices.backend import WorkerLostError
+from ksana.errors import ConfigError, ServiceError
+from ksana.model_setup import find_model
+from ksana.perf.backend import Rounds
+from ksana.perf.batches import DEFAULT_OUTPUT, Batch, PerfConfig, read_batches, read_config, write_batches
+from ksana.perf.limits import Limits, check_batches
+from ksana.perf.measure import fixed_settings, limits_of, measure
+from ksana.perf.report import result_page, summary_table
+from ksana.perf.result import PerfResult, check_can_write, write_atomically, write_result
+from ksana.perf.sweep import sweep_batches
+
+DEMO_MODEL = "smollm2-135m"
+SWEEP_ROUNDS = Rounds(warmup=1, stat=5, operator=0)
+QUICK_ROUNDS = Rounds(warmup=1, stat=3, operator=0)
+SWEEP_LIMIT_S = 600
+QUICK_LIMIT_S = 120
+OPERATOR_ROUNDS = 3
+
+_OWN_FLAGS = (
+    *("config", "sweep", "quick", "time_limit", "output", "fit", "num_layers", "cost_file", "plot"),
+    *("operator_rounds", "settings"),
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    arguments = vars(build_parser().parse_strictly(argv))
+    own = argparse.Namespace(**{name: arguments.pop(name) for name in _OWN_FLAGS})
+    _check_combination(own, arguments)
+    if own.fit is not None:
+        return fit(Path(own.fit), Path(own.cost_file), own.num_layers)
+    settings = _settings(own, flags_layer(arguments))
+    configure_logging(settings.log_level)
+    return measure_and_report(own, settings)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="ksana perf",
+        usage="ksana perf [MODEL] (--config FILE | --sweep | --fit PATH) [options] [settings]",
+        description="Measure fixed steps on the real engine, without serving anybody; write JSON and exit. "
+        f"Without MODEL the demo model {DEMO_MODEL} is measured. Steps are planned ahead only if asked for.",
+    )
+    group = parser.add_argument_group("What is measured")
+    group.add_argument(
+        "--config", metavar="FILE", help="model_perf_config.json: batches, rounds, seed, output"
+    )
+    group.add_argument("--sweep", action="store_true", help="The steps that a good cost model needs")
+    group.add_argument("--quick", action="store_true", help="With --sweep: fewer steps, fewer rounds")
+    group.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=_positive,
+        help=f"With --sweep: begin no batch after that (default: {SWEEP_LIMIT_S}, quick {QUICK_LIMIT_S})",
+    )
+    group.add_argument(
+        "--operator-rounds",
+        metavar="N",
+        type=_positive_or_zero,
+        default=None,
+        help=f"Extra rounds in which operators are timed (default: {OPERATOR_ROUNDS}, with --sweep 0)",
+    )
+    group = parser.add_argument_group("What comes out")
+    group.add_argument(
+        "--output", metavar="FILE", help=f"With --sweep: the result (default: {DEFAULT_OUTPUT})"
+    )
+    group.add_argument("--plot", action="store_true", help="An HTML page with charts beside the result")
+    group.add_argument("--fit", metavar="PATH", help="Measure nothing: a result, or a directory of profiles")
+    group.add_argument("--num-layers", metavar="N", type=_positive, help="With --fit: layers of the profile")
+    group.add_argument("--cost-file", metavar="FILE", help="Fit a cost model and write it there")
+    parser.add_argument("--settings", metavar="FILE", help="Settings from a YAML file, as --config of serve")
+    add_settings(parser)
+    return parser
+
+
+def _positive(text: str) -> int:
+    return _number(text, 1)
+
+
+def _positive_or_zero(text: str) -> int:
+    return _number(text, 0)
+
+
+def _number(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= 10**6:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to 1000000")
+    return int(text)
+
+
+def _check_combination(own: argparse.Namespace, settings: dict[str, object]) -> None:
+    """Raises ConfigError for flags that say nothing together."""
+    modes = [name for name in ("config", "sweep", "fit") if getattr(own, name)]
+    if len(modes) != 1:
+        given = " and ".join(f"--{mode}" for mode in modes) or "neither was given"
+        raise ConfigError(f"give one of --config, --sweep and --fit ({given}); see ksana perf --help")
+    mode = modes[0]
+    only_for = {
+        "quick": ("sweep",),
+        "time_limit": ("sweep",),
+        "output": ("sweep",),
+        "num_layers": ("fit",),
+        "plot": ("config", "sweep"),
+        "operator_rounds": ("config", "sweep"),
+        "settings": ("config", "sweep"),
+    }
+    for name, allowed in only_for.items():
+        if getattr(own, name) not in (None, False) and mode not in allowed:
+            raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --{mode}")
+    if mode == "fit":
+        if own.cost_file is None:
+            raise ConfigError("--fit needs --cost-file: where the cost model is to be written")
+        given_settings = [name for name, value in settings.items() if value is not None]
+        if given_settings:
+            name = given_settings[0]
+            shown = name if name == "MODEL" else "--" + name.replace("_", "-")
+            raise ConfigError(f"{shown} has no meaning with --fit, which measures nothing")
+
+
+def _settings(own: argparse.Namespace, flags: Layer) -> Settings:
+    """As for `serve`, but nothing is planned ahead unless asked for, and there is a default model."""
+    environment = read_environment(os.environ)
+    file = {} if own.settings is None else read_file(Path(own.settings))
+    defaults = {
+        "plan_ahead": Given(False, "default", is_text=False),
+        "model": Given(DEMO_MODEL, "default", is_text=False),
+    }
+    settings = merge([flags, environment, file, defaults])
+    if settings.remote_cache is not None:
+        raise ConfigError(
+            "remote_cache has no meaning for `ksana perf`: no KV is loaded or saved; leave it out"
+        )
+    return settings
+
+
+def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
+    """The exit code: 1 when a batch failed."""
+    config = None if own.config is None else read_config(Path(own.config))
+    batches = None if config is None else read_batches(config.batch_config_file)
+    output = Path(own.output or DEFAULT_OUTPUT) if config is None else config.output_file
+    for file in (output, *([] if own.cost_file is None else [Path(own.cost_file)])):
+        check_can_write(file)
+    settings = fixed_settings(settings)
+    bar = LoadingBar(sys.stderr)
+    files = find_model(settings, bar.say)
+    limits = limits_of(settings, files)
+    time_limit_s: float | None = None
+    if config is None or batches is None:
+        config, batches = _plan_sweep(own, output, limits)
+        rounds = QUICK_ROUNDS if own.quick else SWEEP_ROUNDS
+        time_limit_s = own.time_limit or (QUICK_LIMIT_S if own.quick else SWEEP_LIMIT_S)
+    else:
+        check_batches(config.batch_config_file, batches, limits)
+        rounds = Rounds(warmup=config.warmup_rounds, stat=config.stat_rounds, operator=OPERATOR_ROUNDS)
+    if own.operator_rounds is not None:
+        rounds = msgspec.structs.replace(rounds, operator=own.operator_rounds)
+
+    with RoundsBar(bar, len(batches), rounds.total) as rounds_bar:
+        try:
+            result = trio.run(
+                lambda: measure(
+                    settings,
+                    files,
+                    batches,
+                    rounds=rounds,
+                    seed=config.seed,
+                    time_limit_s=time_limit_s,
+                    on_round=rounds_bar,
+                    report=bar.say,
+                    progress=bar,
+                )
+            )
+        except WorkerLostError as error:
+            raise ServiceError(str(error)) from error
+    write_result(output, result)
+    return _report(own, output, result)
+
+
+def _plan_sweep(own: argparse.Namespace, output: Path, limits: Limits) -> tuple[PerfConfig, list[Batch]]:
+    """Chooses the batches, and leaves them beside the result for whoever wants to run them again."""
+    batches = sweep_batches(limits, quick=own.quick)
+    file = output.with_name(f"{output.stem}_batches.json")
+    check_can_write(file)
+    write_batches(file, batches)
+    print(f"{len(batches)} batches, written to {file}", file=sys.stderr)
+    return PerfConfig(batch_config_file=file, output_file=output), batches
+
+
+def _report(own: argparse.Namespace, output: Path, result: PerfResult) -> int:
+    print(summary_table(result))
+    failed = [batch for batch in result.batches if batch.error is not None]
+    for batch in failed:
+        print(f"ksana: batch {batch.name!r} failed: {batch.error}", file=sys.stderr)
+    if result.skipped:
+        print(f"ksana: the time limit left out {len(result.skipped)} batches", file=sys.stderr)
+    print(f"result: {output}")
+    if own.plot:
+        plot = output.with_suffix(".html")
+        write_atomically(plot, result_page(result).encode())
+        print(f"charts: {plot}")
+    if own.cost_file is not None:
+        fit(output, Path(own.cost_file), None)
+    return 1 if failed else 0
+
+
+class RoundsBar:
+    """The progress of all rounds on stderr. Begins with the first: loading the model has a bar of its own."""
+
+    def __init__(self, loading: LoadingBar, num_batches: int, rounds_per_batch: int) -> None:
+        self._loading = loading
+        self._num_rounds = num_batches * rounds_per_batch
+        self._rounds_per_batch = rounds_per_batch
+        self._bar: Any = None
+
+    def __enter__(self) -> RoundsBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, batch_number: int, name: str, num_done: int) -> None:
+        """So many rounds of that batch are done."""
+        if self._bar is None:
+            self._loading.finish()
+            self._bar = tqdm(
+                total=self._num_rounds,
+                unit="round",
+                file=sys.stderr,
+                mininterval=0.2 if sys.stderr.isatty() else 5.0,
+                dynamic_ncols=True,
+            )
+        if num_done == 1:
+            self._bar.set_description(name[:40], refresh=False)
+        self._bar.update(batch_number * self._rounds_per_batch + num_done - self._bar.n)
+
+
+def fit(source: Path, cost_file: Path, num_layers: int | None) -> int:
+    """Make a cost model of a result or of a directory of profile tables, say how far it is off, write it."""
+    from ksana.perf.fitting import fit_profile, fit_result  # not needed to measure
+
+    if source.is_dir():
+        if num_layers is None:
+            raise ConfigError(
+                f"{source} holds profiles of one layer: say with --num-layers how many there are"
+            )
+        model = fit_profile(source, num_layers=num_layers)
+    else:
+        if num_layers is not None:
+            raise ConfigError("--num-layers has no meaning for a result, which is of the whole model")
+        model = fit_result(source)
+    save_cost(cost_file, model)
+    print(f"cost model: {cost_file}")
+    print(f"  {model.source}; {model.host_s * 1e3:.3f} ms beside the worker")
+    for kind, error in model.errors.items():
+        print(
+            f"  {kind}: {error.mean_abs_pct:.2f} % off on average, {error.max_abs_pct:.2f} % at most, "
+            f"{error.num_samples} of them"
+        )
+    return 0
