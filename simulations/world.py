@@ -73,10 +73,12 @@ def run_world(
     *,
     seed: int = 0,
     cost: StepCost | None = None,
+    host_s: float = 0.0,
     keep: Keep | None = None,
     title: str = "",
 ) -> RunRecord:
-    """Run it to its end. `cost` instead of the spec's.
+    """Run it to its end. `cost` instead of the spec's. `host_s`: what an engine needs from a step's end to
+    the begin of the next, where that was not planned ahead.
 
     Raises ConfigError for an impossible spec, and InvariantViolated (or what else an actor raised) when a
     promise is broken.
@@ -84,7 +86,8 @@ def run_world(
     spec.check()
 
     async def main() -> RunRecord:
-        return await _World(spec, workload, seed, cost or spec.cost, keep or Keep()).run(title)
+        world = _World(spec, workload, seed, cost or spec.cost, host_s, keep or Keep())
+        return await world.run(title)
 
     try:
         return run_deterministic(seed, main, VirtualClock())
@@ -154,6 +157,7 @@ class _Machine:
         self.engine = SimulatedEngine(
             spec,
             cost=world.cost,
+            host_s=world.host_s,
             tokens=self.scripts,
             fast=not checked,
             listener=self.front.take_outputs,
@@ -201,10 +205,13 @@ class _Machine:
 
 
 class _World:
-    def __init__(self, spec: WorldSpec, workload: Workload, seed: int, cost: StepCost, keep: Keep) -> None:
+    def __init__(
+        self, spec: WorldSpec, workload: Workload, seed: int, cost: StepCost, host_s: float, keep: Keep
+    ) -> None:
         self.spec = spec
         self.seed = seed
         self.cost = cost
+        self.host_s = host_s
         self.keep = keep
         self.agenda = Agenda()
         self.log = _WorldLog() if keep.digest else None
