@@ -71,3 +71,13 @@ class Backend(Protocol):
     async def stop(self) -> None:
         """End the worker, in bounded time, whatever it does; no process is left. May be called twice."""
         ...
+
+
+class Runner(Protocol):
+    """What runs steps. An exception out of it ends the worker."""
+
+    def run(self, plan: StepPlan) -> StepDone: ...
+
+    def copy_staged(self, order: CopyFromStaging | CopyToStaging) -> StagingCopied:
+        """Copy between staging memory and pools."""
+        ...

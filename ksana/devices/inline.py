@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import trio
 
-from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerLostError
-from ksana.devices.worker import Runner, carry_out
+from ksana.devices.backend import Answer, Order, Runner, WorkerInfo, WorkerLostError
+from ksana.devices.worker import carry_out
 from ksana.messages.base import PoolEpoch
 
 

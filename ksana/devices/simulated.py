@@ -8,8 +8,7 @@ from collections.abc import Callable
 import trio
 
 from ksana.costs.step_cost import LinearStepCost, StepCost, step_shape
-from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerLostError
-from ksana.devices.worker import Runner
+from ksana.devices.backend import Answer, Order, Runner, WorkerInfo, WorkerLostError
 from ksana.errors import ModelLoadError
 from ksana.messages.base import PoolEpoch
 from ksana.messages.steps import StepDone, StepPlan, StepTimes

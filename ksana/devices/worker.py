@@ -15,13 +15,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from ksana.devices import wire
-from ksana.devices.backend import Answer, Order, WorkerInfo, WorkerSettings
+from ksana.devices.backend import Answer, Order, Runner, WorkerInfo, WorkerSettings
 from ksana.errors import ModelLoadError
-from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
-from ksana.messages.steps import StepDone, StepPlan
+from ksana.messages.steps import StepPlan
 from ksana.runtime.frames import FrameDecoder, Header
 
 _PR_SET_PDEATHSIG = 1
@@ -29,16 +27,6 @@ _PROGRESS_EVERY_S = 0.1
 _RECEIVE_BYTES = 1 << 18
 
 Progress = Callable[[int, int], None]
-
-
-class Runner(Protocol):
-    """What runs steps. An exception out of it ends the worker."""
-
-    def run(self, plan: StepPlan) -> StepDone: ...
-
-    def copy_staged(self, order: CopyFromStaging | CopyToStaging) -> StagingCopied:
-        """Copy between staging memory and pools."""
-        ...
 
 
 Build = Callable[[WorkerSettings, str, Progress], tuple[Runner, WorkerInfo]]

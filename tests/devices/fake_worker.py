@@ -7,10 +7,10 @@ import os
 import sys
 import time
 
-from ksana.devices.backend import WorkerInfo, WorkerSettings
+from ksana.devices.backend import Runner, WorkerInfo, WorkerSettings
 from ksana.devices.simulated_worker import SimulatedWorker, hashed_tokens
 from ksana.devices.staging import StagingMemory
-from ksana.devices.worker import Progress, Runner, main
+from ksana.devices.worker import Progress, main
 from ksana.errors import ModelLoadError
 from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
 from ksana.messages.steps import StepDone, StepPlan
