@@ -12,7 +12,7 @@ from benchmarks.simulation_speed import Decodes, print_mooncake
 
 def test_decodes_are_counted_and_timed() -> None:
     decodes = Decodes(4, 50, window=64, timed=True)
-    assert decodes.run() > 0
+    assert min(decodes.run()) > 0
     assert all(seconds > 0 for seconds in decodes.seconds.values())
 
 
