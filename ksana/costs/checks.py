@@ -1,0 +1,80 @@
+"""Whether the numbers of a cost model can be: they may come out of a file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from ksana.costs.attention_table import AttentionGrid
+from ksana.costs.fitted_cost import FittedTerms
+from ksana.costs.profile_cost import LayerTable, ProfileTables
+from ksana.costs.step_cost import LinearStepCost
+from ksana.errors import ConfigError
+
+MAX_TABLE_SIZE = 1 << 20
+"""Tokens or rows: tables are spread out over all sizes up to their largest."""
+
+CostData = LinearStepCost | ProfileTables | FittedTerms
+
+
+def check_cost(data: CostData, host_s: float) -> None:
+    """Raises ConfigError for numbers that no measurement gives, and tables that do not fit together."""
+    _check_times("host_s", (host_s,))
+    if isinstance(data, LinearStepCost):
+        _check_times("linear cost", (data.fixed_s, data.per_token_s, data.per_attended_token_s))
+    elif isinstance(data, FittedTerms):
+        _check_times("fitted cost", (data.constant_s, *[term.seconds for term in data.terms]))
+    else:
+        if data.num_layers < 1:
+            raise ConfigError(f"a model has at least one layer, not {data.num_layers}")
+        for layer in (*data.dense, *data.per_sequence):
+            _check_layer(layer)
+        if any(not 0 < size <= MAX_TABLE_SIZE for size in data.padded_sizes) or not _ascend(
+            data.padded_sizes
+        ):
+            raise ConfigError("padded_sizes must ascend from 1")
+        _check_grid(data.attention)
+
+
+def _check_layer(layer: LayerTable) -> None:
+    if not layer.sizes or len(layer.sizes) != len(layer.us) or not _ascend(layer.sizes):
+        raise ConfigError(f"layer {layer.name}: sizes must ascend, and have a time each")
+    if layer.sizes[0] < 0 or layer.sizes[-1] > MAX_TABLE_SIZE or layer.per_step < 0:
+        raise ConfigError(f"layer {layer.name}: a size or count is outside 0 to {MAX_TABLE_SIZE}")
+    _check_times(f"layer {layer.name}", layer.us)
+
+
+def _check_grid(grid: AttentionGrid) -> None:
+    for name, axis in (
+        ("decodes", grid.decodes),
+        ("decode_kv", grid.decode_kv),
+        ("chunks", grid.chunks),
+        ("before", grid.before),
+        ("mixed_decodes", grid.mixed_decodes),
+    ):
+        if len(axis) < (1 if name == "mixed_decodes" else 2) or axis[0] < 0 or not _ascend(axis):
+            raise ConfigError(f"attention: {name} must have two points or more, and ascend")
+    if grid.chunks[0] < 1 or grid.decodes[0] < 1 or grid.mixed_decodes[0] < 1:
+        raise ConfigError("attention: chunks and numbers of decodes begin at 1 or above")
+    num_kv = len(grid.decode_kv)
+    tables = [
+        ("decode_us", grid.decode_us, len(grid.decodes), num_kv),
+        ("prefill_us", grid.prefill_us, len(grid.chunks), len(grid.before)),
+        *[("mixed_us", block, len(grid.mixed_decodes), num_kv) for line in grid.mixed_us for block in line],
+    ]
+    if len(grid.mixed_us) != len(grid.chunks) or any(len(line) != len(grid.before) for line in grid.mixed_us):
+        raise ConfigError("attention: mixed_us does not have the size of its axes")
+    for name, table, num_rows, num_columns in tables:
+        if len(table) != num_rows or any(len(row) != num_columns for row in table):
+            raise ConfigError(f"attention: {name} does not have the size of its axes")
+        for row in table:
+            _check_times(f"attention, {name}", row)
+
+
+def _check_times(what: str, times: tuple[float, ...]) -> None:
+    if not all(math.isfinite(time) and time >= 0 for time in times):
+        raise ConfigError(f"{what}: a time is negative or not finite")
+
+
+def _ascend(values: tuple[int, ...]) -> bool:
+    return all(before < after for before, after in itertools.pairwise(values))

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ksana.costs.cost_file import CostModel, load_cost, save_cost
+from ksana.costs.extrapolation import ExtrapolationError
+from ksana.costs.fitted_cost import FittedTerms
+from ksana.costs.step_cost import StepShape
+from ksana.errors import ConfigError
+from ksana.perf.fitting import Measurement, cross_validate, fit_profile, fit_result, fit_terms
+from ksana.perf.nonnegative_fit import fit_nonnegative
+from ksana.perf.result import BatchResult, BatchShape, PerfResult, RequestGroup, RoundSample, write_result
+from tests.costs.profiles import write_profile
+from tests.costs.test_profile_cost import shape
+
+SHAPES = [shape(decodes=num, kv=kv) for num, kv in itertools.product((1, 2, 4, 8, 16, 32), (16, 200, 900))]
+SHAPES += [shape((tokens, before)) for tokens, before in itertools.product((16, 64, 256, 500), (0, 100, 500))]
+SHAPES += [shape((tokens, 64), decodes=num, kv=100) for tokens, num in ((32, 4), (100, 16), (300, 8))]
+
+
+def true_seconds(step: StepShape) -> float:
+    """Slower from 64 tokens on, as where a product no longer waits for memory."""
+    return (
+        0.004
+        + 2e-5 * step.num_tokens
+        + 8e-5 * max(0, step.num_tokens - 64)
+        + 3e-4 * step.num_samples
+        + 2e-8 * step.prefill_pairs
+        + 4e-7 * step.decode_kv
+    )
+
+
+def measurements(noise: float = 0.0) -> list[Measurement]:
+    rng = random.Random(1)
+    return [
+        Measurement(shape=step, seconds=true_seconds(step) * (1 + noise * rng.gauss(0, 1))) for step in SHAPES
+    ]
+
+
+def test_nonnegative_least_squares() -> None:
+    rng = np.random.default_rng(3)
+    features = rng.random((40, 5)) * [1, 10, 1e3, 1e6, 1e-3]
+    for true in ([1, 2, 3e-3, 4e-6, 5e3], [0, 2, 0, 1e-6, 7e2], [0, 0, 0, 0, 0]):
+        found = fit_nonnegative(features, features @ np.array(true, dtype=float))
+        assert found == pytest.approx(true, rel=1e-6, abs=1e-9)
+
+
+def test_what_wants_to_be_negative_is_zero_and_the_rest_is_best() -> None:
+    rng = np.random.default_rng(4)
+    features = rng.random((60, 4))
+    target = features @ np.array([1.0, -0.5, 2.0, 0.3]) + 0.1 * rng.random(60)
+    found = fit_nonnegative(features, target)
+    assert (found >= 0).all()
+    gradient = features.T @ (target - features @ found)
+    # The conditions of an optimum: no slope along what is free, none that helps along what is fixed at 0.
+    assert gradient[found > 0] == pytest.approx(0, abs=1e-9)
+    assert (gradient[found == 0] <= 1e-9).all()
+    assert found[1] == 0
+
+
+def test_the_fit_of_made_up_times_recovers_them() -> None:
+    fitted = fit_terms(measurements())
+    assert fitted.constant_s == pytest.approx(0.004, rel=0.02)
+    per_unit = {(term.quantity, term.form, term.knot): term.seconds for term in fitted.terms}
+    assert per_unit["samples", "all", 0] == pytest.approx(3e-4, rel=0.02)
+    assert per_unit["tokens", "all", 0] == pytest.approx(2e-5, rel=0.2)
+    assert per_unit["tokens", "over", 64] == pytest.approx(8e-5, rel=0.02)
+    assert per_unit["decode_kv", "all", 0] == pytest.approx(4e-7, rel=0.02)
+    assert per_unit["prefill_pairs", "all", 0] == pytest.approx(2e-8, rel=0.02)
+    assert fitted.most["tokens"] == 500
+
+
+def test_noise_is_reported_and_no_more_than_that() -> None:
+    exact, noisy = cross_validate(measurements()), cross_validate(measurements(noise=0.03))
+    assert exact.num_samples == noisy.num_samples == len(SHAPES)
+    assert exact.max_abs_pct < 1
+    assert 1 < noisy.mean_abs_pct < 6
+    assert noisy.max_abs_pct > noisy.mean_abs_pct
+
+
+def batch(step: StepShape, index: int, *, factor: int = 1, error: str | None = None) -> BatchResult:
+    groups = [
+        RequestGroup(sequence_len=before + tokens, forwarding_token_num=tokens, request_num=1)
+        for tokens, before in step.prefills
+    ]
+    if step.num_decodes:
+        kv = step.decode_kv // step.num_decodes
+        groups.append(RequestGroup(sequence_len=kv + 1, forwarding_token_num=1, request_num=step.num_decodes))
+    worker_ns = round(true_seconds(step) * 1e9)
+    rounds = [
+        RoundSample(
+            schedule_ns=100_000,
+            dispatch_ns=200_000,
+            prepare_ns=1_000_000,
+            forward_ns=(worker_ns - 3_000_000) * (1 if index else 9),
+            sampling_ns=2_000_000,
+            update_ns=50_000,
+            step_ns=worker_ns + 350_000,
+        )
+        for index in range(5)  # the first round is disturbed
+    ]
+    return BatchResult(
+        name=f"batch {index}",
+        shape=BatchShape(
+            requests=tuple(groups),
+            num_requests=step.num_rows,
+            num_prefills=len(step.prefills),
+            num_decodes=step.num_decodes,
+            num_forwarding_tokens=step.num_tokens,
+            num_kv_tokens=step.decode_kv + sum(before for _, before in step.prefills),
+        ),
+        warmup_rounds=0,
+        stat_rounds=len(rounds),
+        layer_forward_round=factor,
+        rounds=() if error else tuple(rounds),
+        error=error,
+    )
+
+
+def result(batches: list[BatchResult], *, plan_ahead: bool = False) -> PerfResult:
+    return PerfResult(
+        model="made up",
+        model_fingerprint="0" * 64,
+        device="cpu",
+        dtype="float32",
+        parallel_sizes={},
+        block_size=16,
+        versions={},
+        plan_ahead=plan_ahead,
+        seed=1,
+        max_num_batched_tokens=512,
+        max_num_seqs=64,
+        max_model_len=2048,
+        batches=tuple(batches),
+    )
+
+
+def test_a_result_becomes_a_cost_model(tmp_path: Path) -> None:
+    odd = [batch(SHAPES[0], 98, error="it broke"), batch(SHAPES[0], 99, factor=4)]
+    batches = [batch(step, index) for index, step in enumerate(SHAPES)]
+    write_result(tmp_path / "result.json", result([*odd, *batches]))
+    model = fit_result(tmp_path / "result.json")
+    assert model.host_s == pytest.approx(350e-6)
+    assert model.errors["held-out steps"].num_samples == len(SHAPES)
+    assert model.errors["held-out steps"].max_abs_pct < 1
+    for step in (shape(decodes=5, kv=333), shape((77, 41)), shape((77, 41), decodes=11, kv=100)):
+        assert model.step.seconds(step) == pytest.approx(true_seconds(step), rel=0.02)
+    with pytest.raises(ExtrapolationError):
+        model.step.seconds(shape((501, 0)))
+    save_cost(tmp_path / "cost.json", model)
+    again = load_cost(tmp_path / "cost.json", allow_extrapolation=True)
+    assert isinstance(again.data, FittedTerms)
+    assert again.step.seconds(shape((501, 0))) == pytest.approx(true_seconds(shape((501, 0))), rel=0.02)
+    assert again.num_extrapolated == 1
+
+
+def test_planned_ahead_the_host_takes_no_time(tmp_path: Path) -> None:
+    batches = [batch(step, index) for index, step in enumerate(SHAPES)]
+    write_result(tmp_path / "result.json", result(batches, plan_ahead=True))
+    assert fit_result(tmp_path / "result.json").host_s == 0
+
+
+def test_too_few_batches_are_refused(tmp_path: Path) -> None:
+    write_result(tmp_path / "result.json", result([batch(step, 1) for step in SHAPES[:7]]))
+    with pytest.raises(ConfigError, match="7 batches that tell what a step takes"):
+        fit_result(tmp_path / "result.json")
+
+
+def test_a_profile_becomes_a_cost_model_with_its_errors(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    skew = "n,nb,pc,kp,kvs,kv_big,t_skew_us\n4,1,0,0,64,256,24.24\n2,1,64,128,64,256,38.0\n"
+    (tmp_path / "skew.csv").write_text(skew)
+    model = fit_profile(tmp_path, num_layers=4)
+    assert isinstance(model, CostModel)
+    for kind in ("each number of decodes", "each KV length"):
+        held_out = model.errors[f"attention, {kind} from its neighbours"]
+        assert held_out.num_samples >= 8
+        assert held_out.max_abs_pct < 1e-6  # the made-up times are as the interpolation says
+    skewed = model.errors["attention, decodes of unequal KV lengths"]
+    # 10 + 0.02 * 448 + 2 = 20.96 against 24.24, and 10 + 10.24 + 6.4 + 1 = 27.64 against 38.
+    assert skewed.num_samples == 2
+    assert skewed.max_abs_pct == pytest.approx(100 * (1 - 27.64 / 38), abs=0.01)
+    assert skewed.mean_abs_pct == pytest.approx(50 * (2 - 27.64 / 38 - 20.96 / 24.24), abs=0.01)
