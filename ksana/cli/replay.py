@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from ksana.cli.settings import Parser
+from ksana.cli.what_if import show_what_if
 from ksana.config import Settings
 from ksana.errors import ConfigError
 from ksana.journal.reading import Segment, list_segments
@@ -23,9 +24,14 @@ MAX_SHOWN_CHARS = 4000
 
 
 def run(argv: Sequence[str]) -> int:
+    """Replay, or with --set run again. Returns the exit code."""
     parser = build_parser()
     arguments = parser.parse_strictly(argv)
     segments = choose_segments(list_segments(Path(arguments.DIR)), arguments.segment)
+    if arguments.changes:
+        if arguments.actor or arguments.model or arguments.chat_template:
+            raise ConfigError("--set runs all actors but the tokenizer: leave out --actor and --model")
+        return show_what_if(segments, arguments.changes)
     actors = choose_actors(segments, arguments.actor, can_tokenize=arguments.model is not None)
     encoder = None
     if "tokenizer" in actors:
@@ -50,6 +56,14 @@ def build_parser() -> Parser:
         action="append",
         metavar="NAME",
         help="Only this actor (may be repeated); default: all that were recorded",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="Run the recorded requests once more with another setting (may be repeated), such as "
+        "max_num_seqs=8, and show both runs side by side",
     )
     parser.add_argument("--model", metavar="TEXT", help="The model, which the tokenizer needs to replay")
     parser.add_argument(

@@ -57,8 +57,10 @@ def record(
     actors: tuple[Address, ...] = ACTORS,
     before_end: Callable[[SimulatedEngine], None] = lambda _engine: None,
     is_stopped: bool = False,
+    is_calm: bool = False,
 ) -> Run:
-    """Requests with shared prefixes, aborts, stops, a tight pool, a store that breaks, workers that crash."""
+    """Requests with shared prefixes, aborts, stops and a tight pool; unless `is_calm`, a store that breaks
+    and workers that crash."""
 
     async def main() -> Run:
         return await _record(
@@ -72,6 +74,7 @@ def record(
             actors,
             before_end,
             is_stopped,
+            is_calm,
         )
 
     return run_deterministic(seed, main, VirtualClock())
@@ -88,9 +91,11 @@ async def _record(
     actors: tuple[Address, ...],
     before_end: Callable[[SimulatedEngine], None],
     is_stopped: bool,
+    is_calm: bool,
 ) -> Run:
     rng, faults = random.Random(seed), random.Random(seed + 1)
-    store = SimulatedStore(seed + 2, latency_s=0.003, bytes_per_s=2e6)
+    store = None if is_calm else SimulatedStore(seed + 2, latency_s=0.003, bytes_per_s=2e6)
+    has_store = store is not None
     spec = EngineSpec(
         block_size=8,
         num_fa_blocks=90,
@@ -116,22 +121,27 @@ async def _record(
             all_ended.set()
 
     def fault(_number: int, _plan: StepPlan) -> str | None:
-        return "planned crash" if faults.random() < 0.001 else None
+        return "planned crash" if not is_calm and faults.random() < 0.001 else None
 
-    config = spec.cache_config(has_store=True)
+    config = spec.cache_config(has_store=has_store)
     recorded = RecordedSettings(
-        scheduler=spec.scheduler_settings(has_store=True),
+        scheduler=spec.scheduler_settings(has_store=has_store),
         cache=config,
-        loader=spec.loader_settings(config),
+        loader=spec.loader_settings(config) if has_store else None,
         max_model_len=spec.max_model_len,
         vocab_size=VOCAB,
     )
     redaction = None if redaction_key is None else Redaction(redaction_key, config, VOCAB)
+    there = {"scheduler", "block_allocator"}
+    if sliding_window:
+        there.add("swa_cache_manager")
+    if has_store:
+        there.add("remote_cache_loader")
     files = SegmentFiles(directory, max_bytes)
     recorder = JournalRecorder(
         settings=recorded,
         model_fingerprint="toy",
-        actors=tuple(a for a in actors if a != "swa_cache_manager" or sliding_window),
+        actors=tuple(actor for actor in actors if actor in there),
         run=f"run{seed}",
         first_segment=files.next_number,
         segment_bytes=segment_bytes,
@@ -154,9 +164,10 @@ async def _record(
         stack.push_async_callback(journal.aclose)
         nursery.start_soon(journal.run)
         nursery.start_soon(engine.run)
-        nursery.start_soon(break_now_and_then, store, faults)
+        if store is not None:
+            nursery.start_soon(break_now_and_then, store, faults)
         for request_id in range(1, num_requests + 1):
-            await trio.sleep(rng.expovariate(8.0))
+            await trio.sleep(rng.expovariate(25.0 if is_calm else 8.0))
             prompts.append(_prompt(rng))
             engine.add(_request(request_id, prompts[-1], rng))
             if rng.random() < 0.15:
