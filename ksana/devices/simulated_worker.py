@@ -32,6 +32,8 @@ class KnownRequest(msgspec.Struct, kw_only=True):
     token_ids: list[int]
     sampling: SamplingParams
     suppressed_token_ids: tuple[int, ...] = ()
+    prompt_hash: int | None = None
+    """Made and kept by `hashed_tokens`."""
 
 
 TokenSource = Callable[[KnownRequest, int], int | str]
@@ -48,9 +50,12 @@ def hashed_tokens(vocab_size: int, eos_token_id: int | None = None, mean_output_
     """
 
     def token(request: KnownRequest, position: int) -> int:
-        mixed = request.sampling.seed
-        for token_id in request.token_ids[: request.prompt_len]:
-            mixed = (mixed * 6364136223846793005 + token_id + 1442695040888963407) & (2**64 - 1)
+        mixed = request.prompt_hash
+        if mixed is None:
+            mixed = request.sampling.seed
+            for token_id in request.token_ids[: request.prompt_len]:
+                mixed = (mixed * 6364136223846793005 + token_id + 1442695040888963407) & (2**64 - 1)
+            request.prompt_hash = mixed
         mixed = (mixed ^ (position * 0x9E3779B97F4A7C15)) & (2**64 - 1)
         mixed = (mixed * 0xD6E8FEB86659FD93) & (2**64 - 1)
         mixed ^= mixed >> 32
