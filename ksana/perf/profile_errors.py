@@ -18,7 +18,7 @@ from ksana.perf.profile_tables import read_rows
 
 T = TypeVar("T")
 
-_SKEW_COLUMNS = ("n", "nb", "pc", "kp", "kvs", "kv_big", "t_skew_us")
+_SKEW_COLUMNS = ("n", "nb", "pc", "kp", "kvs", "kv_big", "t_mean_us", "t_skew_us")
 
 
 def profile_errors(directory: Path, tables: ProfileTables) -> dict[str, HeldOutError]:
@@ -104,21 +104,29 @@ def _chunk_errors(grid: AttentionGrid) -> Iterator[float]:
 
 
 def _skew_errors(path: Path, grid: AttentionGrid) -> Iterator[float]:
-    """n decodes, nb of them with kv_big tokens of KV and the rest with kvs, beside a prefill or alone."""
+    """n decodes, nb of them with kv_big tokens of KV and the rest with kvs, beside a prefill or alone: by how
+    much more that took than n decodes of the mean length, since the file may hold sums over several runs."""
     table = AttentionTable(grid, Extrapolation(allowed=True))
-    for num, num_big, tokens, before, kv, kv_big, us in read_rows(path, _SKEW_COLUMNS):
+    for num, num_big, tokens, before, kv, kv_big, mean_us, skew_us in read_rows(path, _SKEW_COLUMNS):
+        if not (num and mean_us and skew_us):
+            continue
         decode_kv = int(num_big * kv_big + (num - num_big) * kv)
-        shape = StepShape(
-            num_tokens=int(tokens + num),
-            num_rows=int(num) + bool(tokens),
-            num_samples=int(num),
-            prefills=((int(tokens), int(before)),) if tokens else (),
-            num_decodes=int(num),
-            decode_kv=decode_kv,
-            max_decode_kv=int(kv_big),
+        prefills = ((int(tokens), int(before)),) if tokens else ()
+        skewed, equal = (
+            table.microseconds(
+                StepShape(
+                    num_tokens=int(tokens + num),
+                    num_rows=int(num) + len(prefills),
+                    num_samples=int(num),
+                    prefills=prefills,
+                    num_decodes=int(num),
+                    decode_kv=decode_kv,
+                    max_decode_kv=max_kv,
+                )
+            )
+            for max_kv in (int(kv_big), round(decode_kv / num))
         )
-        if us:
-            yield _error_pct(table.microseconds(shape), us)
+        yield _error_pct(skewed / equal, skew_us / mean_us)
 
 
 def _decodes(num: int, kv: int) -> StepShape:
