@@ -24,6 +24,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """One per seed."""
     rate_per_s: float | None
     """Mean over seeds of the highest rate at which the target held. None: there is no such rate."""
+    longer: Probe | None
+    """The answer tried with twice as many requests. If it does not hold, a queue still grows at that rate."""
     is_bounded: bool
     """False: the target held at every rate that was tried."""
     limited_by: tuple[str, ...]
@@ -54,7 +56,19 @@ def answer_text(capacity: Capacity) -> str:
     border = f"{num_seeds} seed{'s' * (num_seeds > 1)}: the border lies between {low:.3g} and {high:.3g}"
     return (
         f"{capacity.rate_per_s:.3g} requests/s keep {wanted} ({border}). "
-        f"Above that too high: {', '.join(capacity.limited_by)}."
+        f"Above that too high: {', '.join(capacity.limited_by)}.{_whether_it_lasts(capacity)}"
+    )
+
+
+def _whether_it_lasts(capacity: Capacity) -> str:
+    longer = capacity.longer
+    if longer is None:
+        return ""
+    if longer.holds:
+        return " It holds for twice as many requests too."
+    return (
+        f" With twice as many requests {', '.join(longer.broken)} is too high at that rate: "
+        "a little less is what lasts; ask for more --requests."
     )
 
 
@@ -98,6 +112,7 @@ def capacity_page(capacity: Capacity) -> str:
                 )
             )
         )
-    rows = [probe_row(capacity.alone, is_alone=True), *map(probe_row, capacity.probes)]
+    longer = [capacity.longer] if capacity.longer is not None else []
+    rows = [probe_row(capacity.alone, is_alone=True), *map(probe_row, (*capacity.probes, *longer))]
     body = f"<p>{answer_text(capacity)}</p>{charts(figures)}<h2>Trials</h2>{table(HEADER, rows)}"
     return page("Capacity", body + folded("Question", as_json(capacity.question).decode()))

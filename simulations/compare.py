@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from ksana.costs.step_cost import StepCost
 from ksana.errors import ConfigError
 from ksana.perf.html_page import charts, page, table
 from simulations import arguments
+from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.figures import run_figures
 from simulations.metrics import RunRecord
 from simulations.report import TIMES, times_table, totals, write_file
 from simulations.scenario import Scenario, WorldSpec, read_scenario
 from simulations.settings import parse_settings, with_settings
 from simulations.summary import Distribution, Summary, as_json, summarise
-from simulations.world import Keep, run_world
+from simulations.world import Keep
 
 _MAX_FILE_BYTES = 1 << 20
 _FIGURES = ("mean", "p50", "p99")
@@ -36,13 +36,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    scenario: Scenario, worlds: Sequence[WorldSpec], titles: Sequence[str], cost: StepCost | None = None
+    scenario: Scenario, worlds: Sequence[WorldSpec], titles: Sequence[str], cost: CostChoice | None = None
 ) -> list[RunRecord]:
     """The scenario's workload and seed in each world. Raises ConfigError for a wrong trace."""
     keep = Keep(check_answers=False, steps=True, token_times=True)
     seed = scenario.seed
     return [
-        run_world(world, scenario.open_workload(seed), seed=seed, cost=cost, keep=keep, title=title)
+        run_costed(world, scenario.open_workload(seed), cost, seed=seed, keep=keep, title=title)
         for world, title in zip(worlds, titles, strict=True)
     ]
 
@@ -100,6 +100,7 @@ def add_compare_command(subparsers: Any) -> None:
     parser.add_argument("a", help=wanted)
     parser.add_argument("b", help=wanted)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write result.json and report.html")
+    add_cost_arguments(parser)
     arguments.add_scenario_arguments(parser)
     parser.set_defaults(run=run_compare)
 
@@ -109,7 +110,7 @@ def run_compare(options: argparse.Namespace) -> int:
     scenario = arguments.read_scenario(options)
     worlds = [read_side(text, scenario.world) for text in (options.a, options.b)]
     titles = [f"{letter}: {text}"[:60] for letter, text in zip("AB", (options.a, options.b), strict=True)]
-    records = compare(scenario, worlds, titles)
+    records = compare(scenario, worlds, titles, read_cost(options))
     summaries = [summarise(record) for record in records]
     comparison = Comparison(differences=differences(worlds[0], worlds[1]), a=summaries[0], b=summaries[1])
     for name, a, b, change in [["", *titles, "change"], *rows(summaries)]:

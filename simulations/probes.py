@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from ksana.costs.step_cost import StepCost
 from ksana.errors import ConfigError
+from simulations.costed import CostChoice, run_costed
 from simulations.metrics import RequestRecord, RunRecord
 from simulations.requests import Ending, SimRequest, Workload
 from simulations.scenario import WorldSpec
 from simulations.summary import Target, tpot_s, ttft_s, values
 from simulations.workloads.spec import OpenSpec, TraceSpec, open_workload
-from simulations.world import Keep, run_world
+from simulations.world import Keep
 
 _LEFT_OUT = 0.1
 """Share of the arrivals at either end of a trial that are not judged: the engine is filling or emptying."""
@@ -29,6 +29,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     workload: OpenSpec | TraceSpec
     target: Target
     percentile: float = 99.0
+    cost: CostChoice | None = None
+    """None: the world's own."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Of those judged: refused, failed, timed out."""
     ttft_s: float | None
     tpot_s: float | None
+    num_extrapolated: int
+    """Steps beyond what the cost model was made from."""
     wall_s: float
     broken: tuple[str, ...]
     """What was not as wanted: `failures`, `TTFT`, `TPOT`. Empty: the target holds."""
@@ -50,24 +54,24 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
         return not self.broken
 
 
-def probe(question: Question, rate_per_s: float, seed: int, cost: StepCost | None) -> Probe:
+def probe(question: Question, rate_per_s: float, seed: int) -> Probe:
     """Run the workload with as many arrivals per second on average. Raises ConfigError for a wrong trace."""
     spec = at_rate(question.workload, rate_per_s, seed)
-    record = _run(question, open_workload(spec, seed), seed, cost)
+    record = _run(question, open_workload(spec, seed), seed)
     num = len(record.requests)
     left_out = min(int(num * _LEFT_OUT), (num - 1) // 2)
-    return _judge(question, record.requests[left_out : num - left_out], rate_per_s, seed, record.wall_s)
+    return _judge(question, record, record.requests[left_out : num - left_out], rate_per_s)
 
 
-def probe_alone(question: Question, cost: StepCost | None, num_requests: int = 50) -> tuple[Probe, float]:
+def probe_alone(question: Question, num_requests: int = 50) -> tuple[Probe, float]:
     """The first requests one by one, each when the one before it has ended; and their mean latency."""
     requests = open_workload(question.workload, 0).first()
     workload = OneByOne(requests, num_requests)
-    record = _run(question, workload, 0, cost)
+    record = _run(question, workload, 0)
     latencies_s = [request.ended_s - request.arrival_s for request in record.requests if request.ended_s]
     mean_s = sum(latencies_s) / max(1, len(latencies_s))
     rate_per_s = 1 / mean_s if mean_s else math.inf
-    return _judge(question, record.requests, rate_per_s, 0, record.wall_s), mean_s
+    return _judge(question, record, record.requests, rate_per_s), mean_s
 
 
 def at_rate(spec: OpenSpec | TraceSpec, rate_per_s: float, seed: int) -> OpenSpec | TraceSpec:
@@ -103,14 +107,12 @@ class OneByOne(Workload):
         return None if request is None else msgspec.structs.replace(request, arrival_s=at_s)
 
 
-def _run(question: Question, workload: Workload, seed: int, cost: StepCost | None) -> RunRecord:
+def _run(question: Question, workload: Workload, seed: int) -> RunRecord:
     world = msgspec.structs.replace(question.world, sample_every_s=0.0)
-    return run_world(world, workload, seed=seed, cost=cost, keep=Keep(check_answers=False))
+    return run_costed(world, workload, question.cost, seed=seed, keep=Keep(check_answers=False))
 
 
-def _judge(
-    question: Question, judged: list[RequestRecord], rate_per_s: float, seed: int, wall_s: float
-) -> Probe:
+def _judge(question: Question, record: RunRecord, judged: list[RequestRecord], rate_per_s: float) -> Probe:
     finished = [request for request in judged if request.is_finished]
     times = {
         "TTFT": (_percentile(values(map(ttft_s, finished)), question), question.target.ttft_s),
@@ -121,12 +123,13 @@ def _judge(
     is_failing = num_failed > len(judged) * (1 - question.percentile / 100)
     return Probe(
         rate_per_s=rate_per_s,
-        seed=seed,
+        seed=record.seed,
         num_judged=len(judged),
         num_failed=num_failed,
         ttft_s=times["TTFT"][0],
         tpot_s=times["TPOT"][0],
-        wall_s=wall_s,
+        num_extrapolated=record.counters.get("num_extrapolated", 0),
+        wall_s=record.wall_s,
         broken=("failures", *broken) if is_failing else tuple(broken),
     )
 

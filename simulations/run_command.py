@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ksana.errors import ConfigError, InvariantViolated
+from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.metrics import RunRecord
 from simulations.report import write_report
 from simulations.scenario import Scenario
@@ -17,7 +18,7 @@ from simulations.scenarios import SCENARIOS, find_scenario
 from simulations.settings import parse_settings, with_settings
 from simulations.summary import Target, as_json, summarise
 from simulations.workloads.spec import TraceSpec
-from simulations.world import Keep, run_world
+from simulations.world import Keep
 
 
 def add_run_command(subparsers: Any) -> None:
@@ -29,6 +30,7 @@ def add_run_command(subparsers: Any) -> None:
     parser.add_argument("--trace", metavar="PATH", help="requests instead of the scenario's")
     parser.add_argument("--limit", type=int, metavar="N", help="only so many requests of the trace")
     parser.add_argument("--speedup", type=float, default=1.0, help="of the trace's arrivals")
+    add_cost_arguments(parser)
     parser.add_argument("--report", type=Path, metavar="DIR", help="result.json, report.html and trace.json")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of the world or of its engines"
@@ -50,7 +52,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     try:
         record = run_scenario(
-            scenario, check=options.check, digest=options.digest, detail=options.report is not None
+            scenario,
+            cost=read_cost(options),
+            check=options.check,
+            digest=options.digest,
+            detail=options.report is not None,
         )
     except InvariantViolated as error:
         sys.stderr.write(f"a promise is broken: {error}\n")
@@ -80,12 +86,18 @@ def read(options: argparse.Namespace) -> Scenario:
 
 
 def run_scenario(
-    scenario: Scenario, *, check: bool = False, digest: bool = False, detail: bool = False
+    scenario: Scenario,
+    *,
+    cost: CostChoice | None = None,
+    check: bool = False,
+    digest: bool = False,
+    detail: bool = False,
 ) -> RunRecord:
-    """`detail`: steps and token times, which the report shows. Raises InvariantViolated."""
-    return run_world(
+    """`detail`: steps and token times, which the report shows. Raises InvariantViolated, or ConfigError."""
+    return run_costed(
         scenario.world,
         scenario.open_workload(scenario.seed),
+        cost,
         seed=scenario.seed,
         keep=Keep(digest=digest, steps=detail, token_times=detail, check_cache=check),
         title=scenario.title,

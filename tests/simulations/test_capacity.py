@@ -17,7 +17,7 @@ from ksana.errors import ConfigError
 from simulations.capacity import add_capacity_command, find_capacity
 from simulations.capacity_report import answer_text
 from simulations.engine import EngineSpec
-from simulations.probes import Question, at_rate, probe
+from simulations.probes import Probe, Question, at_rate, probe
 from simulations.rate_search import search_rate
 from simulations.scenario import WorldSpec
 from simulations.summary import Target
@@ -67,7 +67,7 @@ def test_a_server_of_ten_per_second_has_room_for_ten_per_second() -> None:
     trials: list[float] = []
     found = find_capacity(question(), seeds=(0, 1), told=lambda one: trials.append(one.rate_per_s))
     assert found.rate_per_s == pytest.approx(10.0, rel=0.06)
-    assert len(trials) == 1 + len(found.probes)
+    assert len(trials) == 2 + len(found.probes)  # alone, and the answer for longer
     assert found.limited_by == ("TTFT",)
     low, high = found.range_per_s
     assert low <= found.rate_per_s <= high
@@ -76,13 +76,34 @@ def test_a_server_of_ten_per_second_has_room_for_ten_per_second() -> None:
 
 
 def test_two_servers_have_twice_the_room() -> None:
+    trials: list[Probe] = []
     world = msgspec.structs.replace(ONE_AT_A_TIME, replicas=2)
-    found = find_capacity(question(world=world), seeds=(0,))
+    found = find_capacity(question(world=world), seeds=(0,), told=trials.append)
     assert found.rate_per_s == pytest.approx(20.0, rel=0.06)
 
 
+def test_processes_find_what_one_would() -> None:
+    trials: list[Probe] = []
+    found = [find_capacity(question(), seeds=(0, 1, 2), jobs=jobs, told=trials.append) for jobs in (1, 2)]
+    assert found[0].brackets == found[1].brackets
+    assert len(trials) % 2 == 0
+    rates = [one.rate_per_s for one in trials]
+    assert rates[: len(rates) // 2] == rates[len(rates) // 2 :]
+
+
+def test_an_answer_that_does_not_last_says_so() -> None:
+    poisson = OpenSpec(texts=EVENLY.texts, num_requests=40)
+    found = find_capacity(question(ttft_s=2.0, workload=poisson), seeds=(0,), told=lambda _: None)
+    assert found.rate_per_s is not None
+    assert found.rate_per_s > 10.0  # more than it can do: forty are over before the queue is long
+    assert found.longer is not None
+    assert found.longer.broken == ("TTFT",)
+    assert "a little less is what lasts" in answer_text(found)
+
+
 def test_what_cannot_be_had_even_alone_is_said_at_once() -> None:
-    found = find_capacity(question(ttft_s=0.05), seeds=(0, 1, 2))
+    trials: list[Probe] = []
+    found = find_capacity(question(ttft_s=0.05), seeds=(0, 1, 2), told=trials.append)
     assert found.rate_per_s is None
     assert found.probes == ()
     assert "even of requests that are alone" in answer_text(found)
@@ -93,11 +114,11 @@ def test_requests_that_are_refused_break_the_target() -> None:
         engines=(EngineSpec(max_num_seqs=1, max_queued_requests=2, start_time_s=0.5),),
         cost=ONE_AT_A_TIME.cost,
     )
-    flood = probe(question(ttft_s=100.0, world=world), 30.0, seed=0, cost=None)
+    flood = probe(question(ttft_s=100.0, world=world), 30.0, seed=0)
     assert flood.num_judged == 48  # of 60, without a tenth at either end
     assert flood.num_failed > 20
     assert flood.broken == ("failures",)
-    assert not probe(question(ttft_s=100.0, world=world), 9.0, seed=0, cost=None).broken
+    assert not probe(question(ttft_s=100.0, world=world), 9.0, seed=0).broken
 
 
 def test_a_rate_changes_nothing_but_the_times(tmp_path: Path) -> None:
