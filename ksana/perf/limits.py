@@ -80,27 +80,55 @@ def num_fa_blocks(requests: Sequence[tuple[int, int]], cache: CacheConfig) -> in
 
 
 def num_swa_blocks(requests: Sequence[tuple[int, int]], cache: CacheConfig, token_budget: int) -> int:
-    """The most that are in use at once while `scheduling.fixed_batch` walks through the prefixes, in order
-    and with as many tokens a step as the budget has, and then takes those of the round."""
-    size = cache.block_size
-    ends = [0] * len(requests)
-    held = [0] * len(requests)
-    most = 0
-
-    def take(index: int, end: int) -> None:
-        """Before the tokens are computed, the window still lies before them."""
-        held[index] = ceil_div(end, size) - cache.first_window_block(ends[index])
-        ends[index] = end
-
-    while any(end < length - forwarding for end, (length, forwarding) in zip(ends, requests, strict=True)):
+    """The fewest with which `scheduling.fixed_batch` can walk through the prefixes, in order and with as many
+    tokens a step as the budget has, and then take the blocks of the round."""
+    walk = _SwaWalk(cache, len(requests))
+    starts = [length - computed for length, computed in requests]
+    while any(end < start for end, start in zip(walk.ends, starts, strict=True)):
         budget = token_budget
-        for index, (length, forwarding) in enumerate(requests):
-            num_tokens = min(budget, length - forwarding - ends[index])
+        step = []
+        for index, start in enumerate(starts):
+            num_tokens = min(budget, start - walk.ends[index])
             if num_tokens > 0:
-                take(index, ends[index] + num_tokens)
+                step.append((index, walk.ends[index] + num_tokens))
                 budget -= num_tokens
-        most = max(most, sum(held))
-        held = [max(0, ceil_div(end, size) - cache.first_window_block(end)) if end else 0 for end in ends]
-    for index, (length, _) in enumerate(requests):
-        take(index, length)
-    return max(most, sum(held))
+        walk.take(step)
+    last = [(index, length) for index, (length, _) in enumerate(requests)]
+    walk.take(sorted(last, key=lambda one: starts[one[0]] == 0))
+    return walk.num_needed
+
+
+class _SwaWalk:
+    """The books of the SWA cache manager, as far as they decide who finds room. All by request."""
+
+    def __init__(self, cache: CacheConfig, num_requests: int) -> None:
+        self._cache = cache
+        self.ends = [0] * num_requests
+        """Tokens that were granted."""
+        self._held = [0] * num_requests
+        self._reserved = [0] * num_requests
+        """What a new one was let in with: set aside for it, whatever it gives back, until it asks again."""
+        self.num_needed = 0
+
+    def take(self, step: Sequence[tuple[int, int]]) -> None:
+        """The blocks of a step whose tokens go up to these ends; those of the steps before are computed."""
+        size = self._cache.block_size
+        for index, end in enumerate(self.ends):
+            if end:
+                self._held[index] = max(0, ceil_div(end, size) - self._cache.first_window_block(end))
+        has_new = any(self.ends[index] == 0 for index, _ in step)
+        for index, end in step:
+            before = self.ends[index]
+            num_fresh = ceil_div(end, size) - ceil_div(before, size)
+            needed = sum(self._held) + num_fresh
+            if before == 0:
+                needed += sum(self._set_aside())
+                self._reserved[index] = num_fresh
+            elif num_fresh or has_new:
+                self._reserved[index] = 0
+            self.num_needed = max(self.num_needed, needed)
+            self._held[index] += num_fresh
+            self.ends[index] = end
+
+    def _set_aside(self) -> list[int]:
+        return [max(0, wanted - held) for wanted, held in zip(self._reserved, self._held, strict=True)]

@@ -54,6 +54,8 @@ class _Batch(msgspec.Struct):
     """Of the worker that it began on."""
     planned: Rehearsal | None = None
     """How the step of the open plan is to be run."""
+    num_rows: int = 0
+    """Of the last step that was sent: fewer than there are members if some found no room."""
 
 
 class FixedBatchPolicy:
@@ -87,7 +89,7 @@ class FixedBatchPolicy:
         batch = self._batch
         if batch is not None:
             self._mark_step(state, batch, act)
-            trouble = self._trouble(state, batch)
+            trouble = _trouble(state, batch, self._loss)
             if trouble is not None:
                 self._end(state, settings, batch, trouble, act)
                 batch = None
@@ -95,7 +97,7 @@ class FixedBatchPolicy:
             return make_plan(state, settings)  # gives back the blocks of the batch before
         if batch.stage != "walk":
             _roll_back(state, batch)
-        if batch.stage == "last_dry_step" and not state.steps and state.plan is None:
+        if _is_last_dry_step_over(state, batch):
             batch.stage = "rounds"
             assert state.fa_use is not None
             act.said.append(("tokenizer", InferBatchReady(fa_use=state.fa_use, swa_use=state.swa_use)))
@@ -129,21 +131,6 @@ class FixedBatchPolicy:
                 outcome = Failed(status=503, message=state.refusal, code="worker_lost")
                 end(state, state.requests[member.request_id], outcome, act)
 
-    def _trouble(self, state: SchedulerState, batch: _Batch) -> str | None:
-        """Why the batch cannot go on, or None. Empty when its requests have simply been aborted."""
-        requests = [state.alive(member.request_id) for member in batch.members]
-        if not any(requests):
-            return ""
-        if batch.epoch is None and state.worker == "ready":
-            batch.epoch = state.pool_epoch
-        if batch.epoch is not None and (state.worker != "ready" or state.pool_epoch != batch.epoch):
-            return f"the worker was lost: {self._loss}"
-        if any(request is None for request in requests):
-            return "another request of the batch failed"
-        if any(request is not None and request.num_preemptions for request in requests):
-            return "the KV pools have no room for all requests of the batch"
-        return None
-
     def _end(
         self, state: SchedulerState, settings: SchedulerSettings, batch: _Batch, why: str, act: Activation
     ) -> None:
@@ -171,6 +158,7 @@ class FixedBatchPolicy:
             plan = msgspec.structs.replace(message, rows=rows, rehearsal=batch.planned)
             act.said[index] = (address, plan)
             batch.planned = None
+            batch.num_rows = len(rows)
 
     def _next_plan(
         self, state: SchedulerState, settings: SchedulerSettings, batch: _Batch
@@ -194,6 +182,27 @@ class FixedBatchPolicy:
         for member in batch.members:
             member.num_reported_computed = state.requests[member.request_id].num_reported_computed
         return plan
+
+
+def _is_last_dry_step_over(state: SchedulerState, batch: _Batch) -> bool:
+    return batch.stage == "last_dry_step" and not state.steps and state.plan is None
+
+
+def _trouble(state: SchedulerState, batch: _Batch, loss: str) -> str | None:
+    """Why the batch cannot go on, or None. Empty when its requests have simply been aborted."""
+    requests = [state.alive(member.request_id) for member in batch.members]
+    if not any(requests):
+        return ""
+    if batch.epoch is None and state.worker == "ready":
+        batch.epoch = state.pool_epoch
+    if batch.epoch is not None and (state.worker != "ready" or state.pool_epoch != batch.epoch):
+        return f"the worker was lost: {loss}"
+    if any(request is None for request in requests):
+        return "another request of the batch failed"
+    is_short = _is_last_dry_step_over(state, batch) and batch.num_rows < len(batch.members)
+    if is_short or any(request is not None and request.num_preemptions for request in requests):
+        return "the KV pools have no room for all requests of the batch"
+    return None
 
 
 def _request_state(request: InferRequest, now_s: float) -> RequestState:
@@ -225,10 +234,13 @@ def _walk_demands(
 
 
 def _round_demands(state: SchedulerState, batch: _Batch) -> list[AllocateRequestBlocks]:
-    return [
+    """New requests (in the last dry step, those without a prefix) go last: room is then no more set aside for
+    those that run."""
+    demands = [
         _demand(state.requests[member.request_id], member.start, member.end - member.start)
         for member in batch.members
     ]
+    return sorted(demands, key=lambda demand: demand.new is not None)
 
 
 def _demand(request: RequestState, start: int, num_tokens: int) -> AllocateRequestBlocks:
