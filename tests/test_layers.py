@@ -22,6 +22,7 @@ TORCH_FREE = (
     "gateway",
     "loading",
     "messages",
+    "perf",
     "router",
     "runtime",
     "scheduling",
