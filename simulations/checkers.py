@@ -12,7 +12,7 @@ from ksana.messages.outputs import Aborted, Failed, Finished, RequestEnded
 from ksana.scheduling.status import SchedulerCounters
 from simulations.engine import EngineSpec
 from simulations.faults import WorkerFaults
-from simulations.oracles import PrefixOracle, is_roomy, most_crashes
+from simulations.oracles import PrefixOracle, StoreOracle, is_roomy, most_crashes
 from simulations.promises import BrokenPromise
 from simulations.script import EOS_ID
 
@@ -32,6 +32,8 @@ class EngineFacts:
         self.is_drained = False
         self.num_losses = 0
         """Workers lost so far."""
+        self.num_first_suspects = 0
+        """Requests in flight when the first one was lost."""
         self.gave_up = False
         """The executor has said so, at least once."""
         self.slowest_message_s = 0.0
@@ -40,6 +42,7 @@ class EngineFacts:
         """Workers killed from outside so far, or that did not start."""
         self.oracle: PrefixOracle | None = None
         """Only where answers are checked closely."""
+        self.store_oracle: StoreOracle | None = None
         self.has_store = False
         self.num_poisons = 0
         self.is_calm = True
@@ -194,7 +197,7 @@ def check_books(facts: EngineFacts, counters: SchedulerCounters, cache: CacheCou
     preempted, nothing was evicted, computed twice, or computed though it was there."""
     _check_counters(facts, counters)
     if facts.num_poisons == 1 and not facts.num_crashes:
-        allowed = most_crashes(2 * facts.spec.max_num_seqs)
+        allowed = most_crashes(facts.num_first_suspects)
         if facts.num_losses > allowed:
             raise BrokenPromise(f"{facts.num_losses} crashes to find a poisonous request, {allowed} allowed")
     lengths = [ending.num_tokens_at_most for ending in facts.endings]

@@ -33,6 +33,9 @@ from ksana.wiring import Cores, Mailboxes, run_deciders
 from simulations.executor import LeanExecutor
 from simulations.fast_worker import FastWorker
 
+STORE_IDENTITY = b"simulated"
+"""What chain keys of simulated KV start from."""
+
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes and rules of one engine, as `ksana serve` would have decided on them. Lengths in tokens."""
@@ -64,7 +67,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Requests that may be open at once."""
         return self.max_num_seqs + self.max_queued_requests
 
-    def cache_config(self, *, has_store: bool, identity: bytes = b"simulated") -> CacheConfig:
+    def cache_config(self, *, has_store: bool, identity: bytes = STORE_IDENTITY) -> CacheConfig:
         return CacheConfig(
             block_size=self.block_size,
             num_fa_blocks=self.num_fa_blocks,

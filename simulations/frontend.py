@@ -129,6 +129,9 @@ class FrontEnd:
             position = len(prompt_ids) + asked.poison_at
             self.facts.worker_faults.poisonous[asked.request_id] = position
         asked.deadline_s = now_s() + request.timeout_s
+        if self.facts.store_oracle is not None:
+            answer = asked.script.tokens(0, request.max_tokens)
+            self.facts.store_oracle.asked(request.cache_salt, prompt_ids + answer)
         if self.facts.oracle is not None:
             asked.num_cached_expected = self.facts.oracle.num_hit_tokens(
                 now_s(), request.cache_salt, prompt_ids

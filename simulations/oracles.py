@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +14,7 @@ from ksana.cache.cache_config import ceil_div
 from ksana.cache.prefix_tree import PrefixTree
 from ksana.cache.swa_entry import SwaEntry, SwaEvictionQueue
 from ksana.cache.swa_manager import SWACacheManager
+from ksana.devices.simulated_worker import simulated_kv
 from simulations.engine import EngineSpec
 from simulations.promises import BrokenPromise
 
@@ -74,6 +77,41 @@ def is_roomy(spec: EngineSpec, num_tokens: Sequence[int]) -> bool:
 def most_crashes(num_suspects: int) -> int:
     """Crashes until one poisonous request among so many is found (see `ksana.scheduling.suspects`)."""
     return max(2, math.ceil(math.log2(max(1, num_suspects))) + 1)
+
+
+class StoreOracle:
+    """What may lie in the store: the KV of blocks of what was asked and answered, each under its name."""
+
+    def __init__(self, identity: bytes, block_size: int) -> None:
+        self._identity = identity
+        self._block_size = block_size
+        self._blocks: dict[bytes, bytes] = {}
+        """By chain key: the simulated KV of the block."""
+
+    def asked(self, cache_salt: str, token_ids: tuple[int, ...]) -> None:
+        """`token_ids`: the prompt and all that the model would answer."""
+        salt = cache_salt.encode()
+        identity = self._identity
+        root = b"ksana kv chain 1" + _sized(identity) + _sized(salt)
+        key = hashlib.sha256(root).digest()
+        kv = simulated_kv(token_ids)
+        for start in range(0, len(token_ids) // self._block_size * self._block_size, self._block_size):
+            end = start + self._block_size
+            key = hashlib.sha256(key + struct.pack(f"<{end - start}i", *token_ids[start:end])).digest()
+            self._blocks[key] = kv[8 * start : 8 * end]
+
+    def check(self, stored: Mapping[bytes, bytes]) -> None:
+        """`stored`: values by key, each with its envelope in front."""
+        for key, value in stored.items():
+            expected = self._blocks.get(key[:-1])
+            if expected is None:
+                raise BrokenPromise(f"the store has a block {key.hex()} that no request could have filled")
+            if value[-len(expected) :] != expected:
+                raise BrokenPromise(f"the store has something else under {key.hex()} than its KV")
+
+
+def _sized(part: bytes) -> bytes:
+    return len(part).to_bytes(8, "little") + part
 
 
 class EvictionWatch:

@@ -8,9 +8,9 @@ from ksana.cache.cache_config import ceil_div
 from ksana.messages.base import Message, RequestId
 from ksana.messages.blocks import PlanBlocks
 from ksana.messages.outputs import StepOutputs
-from ksana.messages.remote import LoadPrefix
+from ksana.messages.remote import CancelLoad, LoadPrefix, PrefixLoaded
 from ksana.messages.requests import AddRequest
-from ksana.messages.steps import StepPlan
+from ksana.messages.steps import StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.actor import Said
 from ksana.wiring import Cores
 from simulations.engine import EngineSpec
@@ -33,6 +33,11 @@ class QueueWatch:
         self._running: set[RequestId] = set()
         self._preempted: set[RequestId] = set()
         self._passed_over: dict[RequestId, int] = {}
+        self._loading: set[RequestId] = set()
+        self._making_way: set[RequestId] = set()
+        """Loads cancelled to make room, and not answered yet."""
+        self._holders: set[RequestId] = set()
+        """They wait with blocks that a load brought."""
         self._num_preemptions = 0
 
     def take(
@@ -42,6 +47,12 @@ class QueueWatch:
         for message in messages:
             if isinstance(message, AddRequest):
                 self._waiting[message.request_id] = message
+            elif isinstance(message, PrefixLoaded):
+                self._loaded(message)
+            elif isinstance(message, WorkerLost | WorkerReady):
+                self._loading.clear()
+                self._making_way.clear()
+                self._holders.clear()
         num_loads = 0
         for _, message in said:
             if isinstance(message, StepPlan):
@@ -49,6 +60,7 @@ class QueueWatch:
                 if is_simple:
                     self._check_first(message, cores)
             elif isinstance(message, PlanBlocks):
+                self._check_making_way(message)
                 released = {release.request_id for release in message.releases} & self._running
                 self._running -= released
                 self._preempted |= released
@@ -56,13 +68,35 @@ class QueueWatch:
                 self._ended(message)
             elif isinstance(message, LoadPrefix):
                 num_loads += 1
+                self._loading.add(message.request_id)
+            elif isinstance(message, CancelLoad) and not _is_ended(message.request_id, said):
+                self._making_way.add(message.request_id)
         self._check_preemption(cores, num_loads)
+
+    def _loaded(self, message: PrefixLoaded) -> None:
+        was_cancelled = message.request_id in self._making_way
+        self._making_way.discard(message.request_id)
+        if message.request_id in self._loading and message.holds_blocks and not was_cancelled:
+            self._holders.add(message.request_id)
+        self._loading.discard(message.request_id)
+
+    def _check_making_way(self, plan: PlanBlocks) -> None:
+        """One gives way at a time: while a load that was told to has not ended, nobody else loses what it
+        holds."""
+        released = {release.request_id for release in plan.releases} & self._holders
+        self._holders -= released
+        if released and self._making_way:
+            raise BrokenPromise(
+                f"waiting requests {sorted(released)} lost their blocks while loads of "
+                f"{sorted(self._making_way)} were giving way"
+            )
 
     def _admitted(self, plan: StepPlan) -> None:
         for new in plan.new:
             self._waiting.pop(new.request_id, None)
             self._passed_over.pop(new.request_id, None)
             self._preempted.discard(new.request_id)
+            self._holders.discard(new.request_id)
             self._running.add(new.request_id)
 
     def _ended(self, outputs: StepOutputs) -> None:
@@ -70,6 +104,8 @@ class QueueWatch:
             self._waiting.pop(ended.request_id, None)
             self._passed_over.pop(ended.request_id, None)
             self._running.discard(ended.request_id)
+            self._holders.discard(ended.request_id)
+            self._making_way.discard(ended.request_id)
             self._preempted.discard(ended.request_id)
 
     def _check_first(self, plan: StepPlan, cores: Cores) -> None:
@@ -115,3 +151,8 @@ class QueueWatch:
             raise BrokenPromise(
                 f"a running request was preempted, while {status.num_loading - num_loads} were being loaded"
             )
+
+
+def _is_ended(request_id: RequestId, said: Sequence[Said]) -> bool:
+    outputs = [message for _, message in said if isinstance(message, StepOutputs)]
+    return any(ended.request_id == request_id for message in outputs for ended in message.ended)

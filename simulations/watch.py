@@ -49,8 +49,8 @@ class EngineWatch:
         self._num_activations = 0
         self._queue = QueueWatch(facts.spec)
         self._evictions = EvictionWatch()
-        self._sent: deque[tuple[StepId, float, int, int]] = deque()
-        """Steps in the executor: id, when, rows, tokens."""
+        self._sent: deque[tuple[StepPlan, float]] = deque()
+        """Steps in the executor, and when they were sent."""
         self._last_end_s = 0.0
         self._last_step_id: StepId = 0
 
@@ -72,13 +72,19 @@ class EngineWatch:
                 if isinstance(message, StepDone):
                     self._take_done(message, now_s)
                 elif isinstance(message, WorkerLost):
-                    self.facts.num_losses += 1
+                    self._count_loss()
                     self.facts.gave_up = self.facts.gave_up or not message.restarting
                     self._sent.clear()
         elif actor == "block_allocator" and self._check_cache:
             self._evictions.attach(self.engine.cores.allocator, self.engine.cores.manager)
         if self._then is not None:
             self._then(actor, now_s, messages, said)
+
+    def _count_loss(self) -> None:
+        self.facts.num_losses += 1
+        if self.facts.num_losses == 1:
+            in_flight = {row.request_id for plan, _ in self._sent for row in plan.rows}
+            self.facts.num_first_suspects = len(in_flight)
 
     def _count_activation(self) -> None:
         self._num_activations += 1
@@ -96,17 +102,18 @@ class EngineWatch:
         if plan.step_id <= self._last_step_id:
             raise BrokenPromise(f"step {plan.step_id} after step {self._last_step_id}")
         self._last_step_id = plan.step_id
-        self._sent.append((plan.step_id, now_s, len(plan.rows), num_tokens))
+        self._sent.append((plan, now_s))
         if len(self._sent) > (2 if spec.plan_ahead else 1):
             raise BrokenPromise(f"{len(self._sent)} steps in the executor at once")
 
     def _take_done(self, done: StepDone, now_s: float) -> None:
-        while self._sent and self._sent[0][0] < done.step_id:
+        while self._sent and self._sent[0][0].step_id < done.step_id:
             self._sent.popleft()
         if not self._sent:
             return
-        _, sent_s, num_rows, num_tokens = self._sent.popleft()
+        plan, sent_s = self._sent.popleft()
         if self._steps is not None:
+            num_rows, num_tokens = len(plan.rows), sum([row.num_tokens for row in plan.rows])
             self._steps.append(max(sent_s, self._last_end_s), now_s, num_rows, num_tokens)
         self._last_end_s = now_s
 

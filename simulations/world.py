@@ -27,7 +27,7 @@ from ksana.runtime.virtual_clock import VirtualClock
 from ksana.stores.simulated import SimulatedStore
 from simulations.agenda import Agenda
 from simulations.checkers import EngineFacts
-from simulations.engine import EngineSpec, SimulatedEngine
+from simulations.engine import STORE_IDENTITY, EngineSpec, SimulatedEngine
 from simulations.faults import (
     BadRow,
     Fault,
@@ -40,7 +40,7 @@ from simulations.faults import (
 from simulations.frontend import Asked, FrontEnd
 from simulations.metrics import EngineRecord, EngineSample, FaultRecord, RequestRecord, RunRecord, StepLog
 from simulations.network import Link, SlowMailboxes
-from simulations.oracles import PrefixOracle
+from simulations.oracles import PrefixOracle, StoreOracle
 from simulations.promises import BrokenPromise
 from simulations.requests import Ending, SimRequest, Workload
 from simulations.routing import Router
@@ -125,6 +125,7 @@ class _Machine:
         self.facts.num_poisons = sum(isinstance(fault, Poison) for fault in world.spec.faults)
         if checked and keep.check_cache:
             self.facts.oracle = PrefixOracle(spec)
+            self.facts.store_oracle = world.store_oracle(spec.block_size)
         self.scripts = Scripts()
         self.front = FrontEnd(
             self.name,
@@ -218,6 +219,7 @@ class _World:
         self.stored: dict[bytes, bytes] = {}
         self.requests: list[RequestRecord] = []
         self.faults: list[FaultRecord] = []
+        self._store_oracles: dict[int, StoreOracle] = {}
         self.machines = [_Machine(self, index, engine) for index, engine in enumerate(spec.all_engines)]
         self._router = Router(spec.routing, [machine.front for machine in self.machines])
         self._workload = workload
@@ -303,6 +305,12 @@ class _World:
 
     # The world itself
 
+    def store_oracle(self, block_size: int) -> StoreOracle | None:
+        """One for all engines, as they share what is stored. None without a store, or if blocks differ."""
+        if self.spec.store is None or len({engine.block_size for engine in self.spec.engines}) > 1:
+            return None
+        return self._store_oracles.setdefault(block_size, StoreOracle(STORE_IDENTITY, block_size))
+
     async def _sample(self) -> None:
         while True:
             for machine in self.machines:
@@ -319,6 +327,8 @@ class _World:
                 raise BrokenPromise(f"requests whose clients left never ended: {list(machine.front.open)}")
             if machine.engine.status().worker == "ready":  # the pools of a lost one mean nothing
                 machine.watch.check_settled()
+        for oracle in self._store_oracles.values():
+            oracle.check(self.stored)
 
     def _report(self, title: str, over_s: float, wall_s: float) -> RunRecord:
         for machine in self.machines:

@@ -7,7 +7,7 @@ reused too early, a prefix shared with the wrong request, a table entry that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -171,6 +171,11 @@ class _History:
             self._numbers = longer
         self._numbers[self._num_made : end] = made
         self._num_made = end
+
+
+def simulated_kv(token_ids: Sequence[int]) -> bytes:
+    """What the pools hold for these tokens, as bytes: block i is i-th of `simulated_block_bytes` each."""
+    return _History().up_to(len(token_ids), list(token_ids)).tobytes()
 
 
 class SimulatedWorker:
