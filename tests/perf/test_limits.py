@@ -88,5 +88,5 @@ def test_a_pool_of_exactly_so_many_blocks_is_enough_and_fewer_are_not(
     assert is_ready(fa, swa)
     if fa > 1:
         assert not is_ready(fa - 1, swa)
-    if swa > 1:
+    if swa > 1 and len(requests) == 1:  # of several, one that is refused may find room a step later
         assert not is_ready(fa, swa - 1)
