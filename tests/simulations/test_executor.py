@@ -114,6 +114,11 @@ def test_steps_take_the_same_time(with_store: bool) -> None:
     assert story.restarts == 0
 
 
+def test_a_fast_run_is_the_same_every_time() -> None:
+    first, second = (Story(fast=True, fault=crash_at_steps(7)).run() for _ in range(2))
+    assert first.seen == second.seen
+
+
 def test_a_planned_crash_comes_at_the_end_of_its_step() -> None:
     assert told(fault=crash_at_steps(5, 20)).restarts == 2
 
