@@ -23,9 +23,9 @@ def sweep_batches(limits: Limits, *, quick: bool = False) -> list[Batch]:
     where limits are narrow)."""
     finder = _Finder(limits, quick)
     kinds = (finder.prefills(), finder.decodes(), finder.late_prefills(), finder.mixed(), finder.several())
-    batches: dict[str, Batch] = {}
+    batches: dict[tuple[RequestGroup, ...], Batch] = {}
     for batch in _interleaved([_ends_first(kind) for kind in kinds]):
-        batches.setdefault(batch.name, batch)
+        batches.setdefault(batch.groups, batch)
     return list(batches.values())
 
 
