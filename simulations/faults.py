@@ -169,23 +169,32 @@ class FaultHand:
         *,
         ask: Callable[[SimRequest], None],
         told: Callable[[Fault, str], None],
+        all_came: Callable[[], None],
         seed: int,
     ) -> None:
+        """`ask` is given requests nobody planned for. `all_came` is called when no fault is left."""
         self._agenda = agenda
         self._engines = engines
         self._ask = ask
         self._told = told
+        self._all_came = all_came
+        self.num_left = 0
+        """Faults that are still to come."""
         self._seed = seed
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
         for number, fault in enumerate(faults):
             if not isinstance(fault, BadRow | Poison):
+                self.num_left += 1
                 self._enter(fault, random.Random(self._seed * 1009 + number))
 
     def _enter(self, fault: Fault, rng: random.Random) -> None:
         def come() -> None:
             self._told(fault, _text(fault))
             self._do(fault, rng)
+            self.num_left -= 1
+            if not self.num_left:
+                self._all_came()
 
         self._agenda.at(fault.at_s, come)
 

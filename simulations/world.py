@@ -228,11 +228,18 @@ class _World:
         """Requests that will come or have not ended."""
         self._all_came = False
         self._over = trio.Event()
+        self._hand = FaultHand(
+            self.agenda,
+            self.machines,
+            ask=self._ask,
+            told=self._fault_came,
+            all_came=self._look_whether_over,
+            seed=seed,
+        )
 
     async def run(self, title: str) -> RunRecord:
         began_s = time.perf_counter()  # for the report only
-        hand = FaultHand(self.agenda, self.machines, ask=self._ask, told=self._fault_came, seed=self.seed)
-        hand.plan(self.spec.faults)
+        self._hand.plan(self.spec.faults)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.agenda.run)
             for machine in self.machines:
@@ -295,7 +302,7 @@ class _World:
         self._look_whether_over()
 
     def _look_whether_over(self) -> None:
-        if self._all_came and not self._num_open:
+        if self._all_came and not self._num_open and not self._hand.num_left:
             self._over.set()
 
     def _fault_came(self, fault: Fault, text: str) -> None:
