@@ -21,6 +21,8 @@ from ksana.tokenizers.prompts import PromptEncoder
 SAME, DIFFERENT = 0, 1
 MAX_SHOWN_CHARS = 4000
 """Of one message; a plan may be long."""
+CHARS_BEFORE = 200
+"""Of a long message, before the first difference."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -141,15 +143,28 @@ def difference_lines(difference: Difference) -> list[str]:
     ]
     lines += [f"  told      {shortened(message)}" for message in difference.messages]
     if difference.recorded or difference.replayed:
-        lines += [f"  recorded  {shortened(difference.recorded)}"]
-        lines += [f"  replayed  {shortened(difference.replayed)}"]
+        same = num_same(difference.recorded, difference.replayed)
+        lines.append(f"  recorded  {shortened(difference.recorded, same)}")
+        lines.append(f"  replayed  {shortened(difference.replayed, same)}")
     return lines
 
 
-def shortened(value: object) -> str:
+def num_same(one: str, two: str) -> int:
+    """Leading characters in which two texts agree."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+
+
+def shortened(value: object, at: int = 0) -> str:
+    """The text of a value; of a long one the part that has the character `at`."""
     text = value if isinstance(value, str) else repr(value)
-    more = len(text) - MAX_SHOWN_CHARS
-    return text if more <= 0 else f"{text[:MAX_SHOWN_CHARS]}... ({more} characters more)"
+    if len(text) <= MAX_SHOWN_CHARS:
+        return text
+    start = max(0, min(at, len(text)) - CHARS_BEFORE)
+    part = text[start : start + MAX_SHOWN_CHARS]
+    more = len(text) - start - len(part)
+    before = f"({start} characters) ..." if start else ""
+    return before + part + (f"... ({more} characters more)" if more else "")
 
 
 def say(text: str) -> None:

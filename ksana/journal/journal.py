@@ -51,7 +51,7 @@ class Journal:
             if not pieces:
                 continue
             if self._threads:
-                error = await trio.to_thread.run_sync(self._write, pieces)
+                error = await trio.to_thread.run_sync(self._write, pieces, abandon_on_cancel=True)
             else:
                 error = self._write(pieces)
             if error is not None:
@@ -79,6 +79,9 @@ class Journal:
             self._files.write(pieces)
         except OSError as error:
             return f"{self._files.directory}: {error.strerror}"
+        except Exception as error:
+            log.exception("a bug in the journal")
+            return f"{type(error).__name__} while writing"
         return None
 
 

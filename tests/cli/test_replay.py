@@ -157,4 +157,9 @@ def test_a_flipped_byte_is_exit_code_2(
 
 def test_long_messages_are_cut_short() -> None:
     assert shortened("x" * 10) == "x" * 10
-    assert len(shortened("x" * 10 * MAX_SHOWN_CHARS)) < MAX_SHOWN_CHARS + 100
+    long = "x" * 5 * MAX_SHOWN_CHARS + "HERE" + "y" * 5 * MAX_SHOWN_CHARS
+    assert len(shortened(long)) < MAX_SHOWN_CHARS + 100
+    shown = shortened(long, long.index("HERE"))
+    assert len(shown) < MAX_SHOWN_CHARS + 100
+    assert "xHEREy" in shown
+    assert shortened(long, 10**9).endswith("y")
