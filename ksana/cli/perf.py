@@ -44,8 +44,8 @@ from ksana.perf.result import PerfResult, check_can_write, write_atomically, wri
 from ksana.perf.sweep import sweep_batches
 
 DEMO_MODEL = "smollm2-135m"
-SWEEP_ROUNDS = Rounds(warmup=1, stat=5, operator=0)
-QUICK_ROUNDS = Rounds(warmup=1, stat=3, operator=0)
+SWEEP_ROUNDS = Rounds(warmup=1, stat=7, operator=0, enough_s=4.0)
+QUICK_ROUNDS = Rounds(warmup=1, stat=5, operator=0, enough_s=1.0)
 SWEEP_LIMIT_S = 600
 QUICK_LIMIT_S = 120
 OPERATOR_ROUNDS = 3

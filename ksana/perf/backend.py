@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.5
 """How often it is looked whether an actor broke: then nobody answers."""
 
+MIN_STAT = 2
+
 OnRound = Callable[[int, str, int], None]
 """Told of each round done: number and name of the batch, and how many of its rounds are done."""
 
@@ -55,6 +57,9 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     stat: int = 10
     operator: int = 3
     """With operators timed, which slows them down: they count for nothing else."""
+    enough_s: float | None = None
+    """A batch that has run so long needs no more than its warmup and `MIN_STAT` rounds: where each round is
+    long, few tell as much. None: all are run, however long they take."""
 
     @property
     def total(self) -> int:
@@ -69,6 +74,8 @@ class _BatchRun:
         self.batch = batch
         self.not_ended = set(request_ids)
         self.ready: InferBatchReady | None = None
+        self.began_s = 0.0
+        """When its first round was ordered."""
         self.num_asked = 0
         self.done: list[MeasuredRound] = []
         self.error: str | None = None
@@ -138,13 +145,16 @@ class ModelPerfBackend:
         run = self._run
         assert run is not None
         rounds = self._rounds
-        while run.num_asked < min(rounds.total, len(run.done) + self._max_in_flight):
+        total = rounds.total
+        if rounds.enough_s is not None and len(run.done) >= rounds.warmup + MIN_STAT:
+            total = run.num_asked if now_s() - run.began_s >= rounds.enough_s else total
+        while run.num_asked < min(total, len(run.done) + self._max_in_flight):
             trace_operators = run.num_asked >= rounds.warmup + rounds.stat
             run.num_asked += 1
             self._tell(
                 RunInferRound(num_layer_rounds=run.batch.layer_forward_round, trace_operators=trace_operators)
             )
-        if len(run.done) == rounds.total:
+        if len(run.done) == total:
             self._abort(run)
 
     def take_outputs(self, message: Message) -> None:
@@ -153,7 +163,7 @@ class ModelPerfBackend:
         if run is None:
             return  # what a batch that was given up still says
         if isinstance(message, InferBatchReady):
-            run.ready = message
+            run.ready, run.began_s = message, now_s()
             self.schedule()
         elif isinstance(message, StepOutputs):
             self._take_endings(run, message)
@@ -224,7 +234,7 @@ class ModelPerfBackend:
             name=batch.name,
             shape=shape,
             warmup_rounds=rounds.warmup,
-            stat_rounds=rounds.stat,
+            stat_rounds=rounds.stat if run.error is not None else len(samples),
             layer_forward_round=batch.layer_forward_round,
             rounds=samples,
             operator_rounds=tuple(_operators(one) for one in measured if one.trace_operators),

@@ -263,6 +263,18 @@ def test_simulated_time_is_what_the_cost_says(files: ModelFiles) -> None:
     assert forward_ns[:3] == [1e9 * (COST.fixed_s + n * COST.per_token_s) for n in tokens[:3]]
 
 
+def test_a_batch_that_takes_long_runs_fewer_rounds(files: ModelFiles) -> None:
+    """A round of the decodes takes 0.0106 s, one of both kinds 0.0133 s."""
+    rounds = Rounds(warmup=1, stat=6, operator=0, enough_s=0.05)
+    for plan_ahead in (False, True):
+        result = run(files, simulated(), BATCHES[:2], virtual=True, rounds=rounds, plan_ahead=plan_ahead)
+        counts = [(batch.stat_rounds, len(batch.rounds)) for batch in result.batches]
+        assert counts == ([(5, 5), (4, 4)] if plan_ahead else [(4, 4), (3, 3)])
+    rounds = Rounds(warmup=1, stat=6, operator=0, enough_s=0.0)
+    result = run(files, simulated(), BATCHES[:2], virtual=True, rounds=rounds)
+    assert [len(batch.rounds) for batch in result.batches] == [2, 2]
+
+
 def failures(result: PerfResult) -> list[str | None]:
     return [batch.error for batch in result.batches]
 
