@@ -69,7 +69,7 @@ def _take_refusals(
                 end(state, request, _too_large(state, settings, request), act)
         elif refusal.reason == "no_room":
             if request.phase == "waiting":
-                state.plans_to_skip = PLANS_SKIPPED_WITHOUT_ROOM
+                state.plans_to_skip = 0 if _is_room_coming(answer) else PLANS_SKIPPED_WITHOUT_ROOM
                 state.short_of_room = request.request_id
             if request.phase in ("running", "waiting") and in_need is None:
                 in_need = request
@@ -100,6 +100,11 @@ def _stall(
         state.retry_at_s = act.now_s + RETRY_HELD_AFTER_S
         return
     end(state, request, _too_large(state, settings, request), act)
+
+
+def _is_room_coming(answer: BlocksPlanned) -> bool:
+    """Blocks were released that become idle when the step in flight is done, without any word of it."""
+    return any(use is not None and use.num_deferred > 0 for use in (answer.fa_use, answer.swa_use))
 
 
 def _is_held(use: PoolUse | None) -> bool:

@@ -8,7 +8,8 @@ from ksana.scheduling.state import OpenPlan, SchedulerState
 
 PLANS_SKIPPED_WITHOUT_ROOM = 8
 """How many plans pass before a waiting request that found no room is matched and asked for again, unless
-blocks are released before (sliding windows give room without a release, so waiting for one is not enough)."""
+blocks are released before (sliding windows give room without a release, so waiting for one is not enough), or
+some were released when it was refused, and only a step in flight still named them."""
 
 
 def make_plan(state: SchedulerState, settings: SchedulerSettings) -> PlanBlocks | None:
