@@ -69,8 +69,10 @@ class QueueWatch:
             elif isinstance(message, LoadPrefix):
                 num_loads += 1
                 self._loading.add(message.request_id)
-            elif isinstance(message, CancelLoad) and not _is_ended(message.request_id, said):
-                self._making_way.add(message.request_id)
+            elif isinstance(message, CancelLoad) and message.request_id in self._loading:
+                # else the answer crossed with it
+                if not _is_ended(message.request_id, said):
+                    self._making_way.add(message.request_id)
         self._check_preemption(cores, num_loads)
 
     def _loaded(self, message: PrefixLoaded) -> None:
