@@ -17,14 +17,16 @@ import msgspec
 
 from ksana.errors import ConfigError
 from simulations.arguments import add_scenario_arguments, read_scenario
-from simulations.capacity_report import HEADER, Capacity, answer_text, capacity_page, probe_row
+from simulations.capacity_report import HEADER, NAMES, Capacity, answer_text, capacity_page, probe_row
 from simulations.costed import add_cost_arguments, read_cost
-from simulations.probes import Probe, Question, probe, probe_alone
+from simulations.probes import Probe, Question, probe, probe_alone, probe_flood
 from simulations.rate_search import Bracket, search_rate
 from simulations.report import write_file
 from simulations.summary import Target, as_json
 from simulations.workloads.spec import OpenSpec, TraceSpec
 
+_FIRST_FACTOR = 1.25
+"""By which the first search goes down from what a flood is served at."""
 _NEAR = 1.1
 """Factor by which a later seed's search begins to look around the first one's answer."""
 
@@ -36,7 +38,7 @@ def find_capacity(
     question: Question,
     *,
     seeds: Sequence[int],
-    tolerance: float = 0.02,
+    tolerance: float = 0.03,
     jobs: int = 1,
     told: Callable[[Probe], None],
 ) -> Capacity:
@@ -44,11 +46,13 @@ def find_capacity(
 
     `jobs`: so many processes for the seeds after the first. Raises ConfigError.
     """
-    alone, latency_s = probe_alone(question)
+    alone = probe_alone(question)
     told(alone)
+    flood = probe_flood(question, seeds[0])
+    told(flood)
     searches: list[Search] = []
-    if alone.holds and latency_s > 0:
-        searches.append(search_seed(question, seeds[0], 1 / latency_s, 2.0, tolerance, told))
+    if alone.holds and flood.rate_per_s > 0:
+        searches.append(search_seed(question, seeds[0], flood.rate_per_s, _FIRST_FACTOR, tolerance, told))
         near = searches[0].bracket.holds
         if near is not None and len(seeds) > 1:
             searches += _other_seeds(question, seeds[1:], near, tolerance, jobs, told)
@@ -58,6 +62,7 @@ def find_capacity(
     return Capacity(
         question=question,
         alone=alone,
+        flood=flood,
         probes=tuple(one for search in searches for one in search.probes),
         brackets=tuple(brackets),
         rate_per_s=rate_per_s,
@@ -141,7 +146,7 @@ def add_capacity_command(subparsers: Any) -> None:
     parser.add_argument("--tpot-ms", type=float, required=True, help="mean time per output token after it")
     parser.add_argument("--percentile", type=float, default=99.0, help="of requests that must be within (99)")
     parser.add_argument("--seeds", type=int, default=3, help="so many searches (3; of a trace 1)")
-    parser.add_argument("--tolerance", type=float, default=0.02, help="of the border, relative (0.02)")
+    parser.add_argument("--tolerance", type=float, default=0.03, help="of the border, relative (0.03)")
     parser.add_argument("--jobs", type=int, default=1, help="processes for the seeds after the first (1)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write capacity.json and capacity.html")
     add_cost_arguments(parser)
@@ -152,13 +157,13 @@ def add_capacity_command(subparsers: Any) -> None:
 def run_capacity(options: argparse.Namespace) -> int:
     """Prints every trial, and the answer. Returns the exit code; raises ConfigError."""
     question, seeds = read_question(options)
-    widths = [10, 5, 7, 7, 10, 10, 8]
+    widths = [11, 5, 7, 7, 10, 10, 8]
     print("  ".join(text.rjust(width) for text, width in zip(HEADER, widths, strict=True)))
     num_told = 0
 
     def tell(one: Probe) -> None:
         nonlocal num_told
-        row = probe_row(one, is_alone=not num_told)
+        row = probe_row(one, NAMES[num_told] if num_told < len(NAMES) else "")
         num_told += 1
         print("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)), flush=True)
 

@@ -12,6 +12,9 @@ from simulations.summary import as_json
 
 HEADER = ["requests/s", "seed", "judged", "failed", "TTFT (ms)", "TPOT (ms)", "verdict"]
 
+NAMES = ("one by one", "all at once")
+"""Of the first two trials."""
+
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. Rates are requests per second."""
@@ -19,6 +22,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     question: Question
     alone: Probe
     """Each request by itself: what cannot be had even then, cannot be had."""
+    flood: Probe
+    """All at once: what is served per second at most."""
     probes: tuple[Probe, ...]
     brackets: tuple[Bracket, ...]
     """One per seed."""
@@ -72,11 +77,11 @@ def _whether_it_lasts(capacity: Capacity) -> str:
     )
 
 
-def probe_row(one: Probe, is_alone: bool = False) -> list[str]:
-    """The cells of HEADER."""
+def probe_row(one: Probe, name: str = "") -> list[str]:
+    """The cells of HEADER; `name` in the place of the rate."""
     times = ["-" if time_s is None else f"{1000 * time_s:,.1f}" for time_s in (one.ttft_s, one.tpot_s)]
     return [
-        "one by one" if is_alone else f"{one.rate_per_s:.4g}",
+        name or f"{one.rate_per_s:.4g}",
         str(one.seed),
         f"{one.num_judged:,}",
         f"{one.num_failed:,}",
@@ -113,6 +118,8 @@ def capacity_page(capacity: Capacity) -> str:
             )
         )
     longer = [capacity.longer] if capacity.longer is not None else []
-    rows = [probe_row(capacity.alone, is_alone=True), *map(probe_row, (*capacity.probes, *longer))]
+    firsts = zip((capacity.alone, capacity.flood), NAMES, strict=True)
+    rows = [probe_row(one, name) for one, name in firsts]
+    rows += [probe_row(one) for one in (*capacity.probes, *longer)]
     body = f"<p>{answer_text(capacity)}</p>{charts(figures)}<h2>Trials</h2>{table(HEADER, rows)}"
     return page("Capacity", body + folded("Question", as_json(capacity.question).decode()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -17,6 +16,7 @@ from simulations.summary import Target, tpot_s, ttft_s, values
 from simulations.workloads.spec import OpenSpec, TraceSpec, open_workload
 from simulations.world import Keep
 
+_FLOOD_PER_S = 1e6
 _LEFT_OUT = 0.1
 """Share of the arrivals at either end of a trial that are not judged: the engine is filling or emptying."""
 
@@ -63,15 +63,25 @@ def probe(question: Question, rate_per_s: float, seed: int) -> Probe:
     return _judge(question, record, record.requests[left_out : num - left_out], rate_per_s)
 
 
-def probe_alone(question: Question, num_requests: int = 50) -> tuple[Probe, float]:
-    """The first requests one by one, each when the one before it has ended; and their mean latency."""
-    requests = open_workload(question.workload, 0).first()
-    workload = OneByOne(requests, num_requests)
+def probe_alone(question: Question, num_requests: int = 20) -> Probe:
+    """The first requests one by one, each when the one before it has ended."""
+    workload = OneByOne(open_workload(question.workload, 0).first(), num_requests)
     record = _run(question, workload, 0)
-    latencies_s = [request.ended_s - request.arrival_s for request in record.requests if request.ended_s]
-    mean_s = sum(latencies_s) / max(1, len(latencies_s))
-    rate_per_s = 1 / mean_s if mean_s else math.inf
-    return _judge(question, record, record.requests, rate_per_s), mean_s
+    return _judge(question, record, record.requests, _served_per_s(record))
+
+
+def probe_flood(question: Question, seed: int) -> Probe:
+    """All requests at nearly the same time; its rate is what was served per second. More cannot be served for
+    long, and finding this out takes few steps, as all of them are full."""
+    record = _run(question, open_workload(at_rate(question.workload, _FLOOD_PER_S, seed), seed), seed)
+    return _judge(question, record, record.requests, _served_per_s(record))
+
+
+def _served_per_s(record: RunRecord) -> float:
+    num = sum(request.is_finished for request in record.requests)
+    ends_s = [request.ended_s for request in record.requests if request.ended_s is not None]
+    span_s = max(ends_s, default=0.0) - min(request.arrival_s for request in record.requests)
+    return num / span_s if span_s > 0 else 0.0
 
 
 def at_rate(spec: OpenSpec | TraceSpec, rate_per_s: float, seed: int) -> OpenSpec | TraceSpec:

@@ -67,7 +67,7 @@ def test_a_server_of_ten_per_second_has_room_for_ten_per_second() -> None:
     trials: list[float] = []
     found = find_capacity(question(), seeds=(0, 1), told=lambda one: trials.append(one.rate_per_s))
     assert found.rate_per_s == pytest.approx(10.0, rel=0.06)
-    assert len(trials) == 2 + len(found.probes)  # alone, and the answer for longer
+    assert len(trials) == 3 + len(found.probes)  # alone, flooded, and the answer for longer
     assert found.limited_by == ("TTFT",)
     low, high = found.range_per_s
     assert low <= found.rate_per_s <= high
@@ -156,6 +156,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(*sets, *work, "--seeds", "1", "--report", str(tmp_path)) == 0
     *trials, answer = capsys.readouterr().out.splitlines()
     assert "one by one" in trials[1]
+    assert "all at once" in trials[2]
     assert "requests/s keep TTFT 250 ms" in answer
     written = json.loads((tmp_path / "capacity.json").read_text())
     assert f"{written['rate_per_s']:.3g} requests/s" in answer
