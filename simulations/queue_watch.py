@@ -69,10 +69,8 @@ class QueueWatch:
             elif isinstance(message, LoadPrefix):
                 num_loads += 1
                 self._loading.add(message.request_id)
-            elif isinstance(message, CancelLoad) and message.request_id in self._loading:
-                # else the answer crossed with it
-                if not _is_ended(message.request_id, said):
-                    self._making_way.add(message.request_id)
+            elif isinstance(message, CancelLoad):
+                self._cancelled(message.request_id, said)
         self._check_preemption(cores, num_loads)
 
     def _loaded(self, message: PrefixLoaded) -> None:
@@ -81,6 +79,13 @@ class QueueWatch:
         if message.request_id in self._loading and message.holds_blocks and not was_cancelled:
             self._holders.add(message.request_id)
         self._loading.discard(message.request_id)
+
+    def _cancelled(self, request_id: RequestId, said: Sequence[Said]) -> None:
+        """A load was told to end: to make way, unless its request has ended or the answer crossed with it."""
+        outputs = [message for _, message in said if isinstance(message, StepOutputs)]
+        is_ended = any(ended.request_id == request_id for message in outputs for ended in message.ended)
+        if request_id in self._loading and not is_ended:
+            self._making_way.add(request_id)
 
     def _check_making_way(self, plan: PlanBlocks) -> None:
         """One gives way at a time: while a load that was told to has not ended, nobody else loses what it
@@ -153,8 +158,3 @@ class QueueWatch:
             raise BrokenPromise(
                 f"a running request was preempted, while {status.num_loading - num_loads} were being loaded"
             )
-
-
-def _is_ended(request_id: RequestId, said: Sequence[Said]) -> bool:
-    outputs = [message for _, message in said if isinstance(message, StepOutputs)]
-    return any(ended.request_id == request_id for message in outputs for ended in message.ended)
