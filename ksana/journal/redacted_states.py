@@ -50,6 +50,7 @@ def _redact_scheduler(redaction: Redaction, state: SchedulerState) -> None:
             stop_token_ids=frozenset(redaction.ids(sorted(rules.stop_token_ids))),
         )
     state.updates = list(redaction.updates(state.updates))
+    state.refusal = redaction.words(state.refusal)
 
 
 def _redact_allocator(redaction: Redaction, state: AllocatorSnapshot) -> None:

@@ -28,7 +28,7 @@ from ksana.messages.blocks import (
     ResetPools,
     UpdateRequestTokens,
 )
-from ksana.messages.outputs import Finished, RequestEnded, StepOutputs
+from ksana.messages.outputs import Failed, Finished, RequestEnded, StepOutputs
 from ksana.messages.remote import (
     AllocateBlocksForRemoteCache,
     BlocksFilled,
@@ -49,7 +49,7 @@ from ksana.messages.remote import (
 )
 from ksana.messages.requests import Abort, AddRequest, Drain, SamplingParams, StopStringFound
 from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagingCopied
-from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
+from ksana.messages.steps import RowResult, StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.messages.stores import (
     StoredBlock,
     StoreFetch,
@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
 
 LEFT_OUT = "left out of the journal"
+MAX_FOREIGN = 256
 
 WITHOUT_CONTENT: frozenset[type] = frozenset(
     {
@@ -89,7 +90,6 @@ WITHOUT_CONTENT: frozenset[type] = frozenset(
         CopyToStaging,
         StagingCopied,
         WorkerReady,
-        WorkerLost,
         SwaBatch,
         SwaBatchDone,
         *typing.get_args(SwaCall),
@@ -114,6 +114,8 @@ class Redaction:
         self._permutation = permutation(key, vocab_size)
         self._chains = ChainNames(config, self.ids, self.text)
         self._has_warned = False
+        self._foreign: dict[str, None] = {}
+        """Words of workers, the last ones last: they may quote anything."""
 
     def see(self, message: Message) -> None:
         """Whatever the scheduler says, recorded or not, before anybody hears it."""
@@ -150,6 +152,19 @@ class Redaction:
             return text
         data = text.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(data, key=self._key, digest_size=12, person=b"ksana text").hexdigest()
+
+    def foreign(self, text: str) -> str:
+        """In place of words that a worker said."""
+        self._foreign.pop(text, None)
+        self._foreign[text] = None
+        if len(self._foreign) > MAX_FOREIGN:
+            del self._foreign[next(iter(self._foreign))]
+        return LEFT_OUT
+
+    def words(self, text: str) -> str:
+        """Words of the scheduler, which may end with those of a worker."""
+        head, colon, tail = text.partition(": ")
+        return f"{head}{colon}{LEFT_OUT}" if tail in self._foreign else text
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         return replace(
@@ -192,6 +207,8 @@ class Redaction:
 
     def _ended(self, ended: RequestEnded) -> RequestEnded:
         outcome = ended.outcome
+        if isinstance(outcome, Failed):
+            return replace(ended, outcome=replace(outcome, message=self.words(outcome.message)))
         if not isinstance(outcome, Finished) or outcome.stop_reason is None:
             return ended
         reason = outcome.stop_reason
@@ -233,11 +250,15 @@ class Redaction:
         return replace(message, new=new)
 
     def _step_done(self, message: StepDone) -> StepDone:
-        results = tuple(
-            replace(result, token_ids=self.tuple_of(result.token_ids)) if result.token_ids else result
-            for result in message.results
-        )
-        return replace(message, results=results)
+        return replace(message, results=tuple(map(self._result, message.results)))
+
+    def _result(self, result: RowResult) -> RowResult:
+        if result.error is not None:
+            result = replace(result, error=self.foreign(result.error))
+        return replace(result, token_ids=self.tuple_of(result.token_ids)) if result.token_ids else result
+
+    def _worker_lost(self, message: WorkerLost) -> WorkerLost:
+        return replace(message, reason=self.foreign(message.reason))
 
     def _step_outputs(self, message: StepOutputs) -> StepOutputs:
         tokens = tuple(replace(part, token_ids=self.tuple_of(part.token_ids)) for part in message.tokens)
@@ -270,6 +291,7 @@ class Redaction:
         StepPlan: _step_plan,
         StepDone: _step_done,
         StepOutputs: _step_outputs,
+        WorkerLost: _worker_lost,
         LoadPrefix: _load,
         GetRequestPrefixBlockNumberBeforeRemoteCacheLoading: _load,
         BlocksFilled: _blocks_filled,

@@ -51,7 +51,7 @@ def record(
     seed: int = 0,
     num_requests: int = 500,
     sliding_window: int | None = 32,
-    segment_bytes: int = 256 << 10,
+    segment_bytes: int = 512 << 10,
     max_bytes: int = 1 << 30,
     redaction_key: bytes | None = None,
     actors: tuple[Address, ...] = ACTORS,
@@ -121,7 +121,7 @@ async def _record(
             all_ended.set()
 
     def fault(_number: int, _plan: StepPlan) -> str | None:
-        return "planned crash" if not is_calm and faults.random() < 0.001 else None
+        return "planned crash" if not is_calm and faults.random() < 0.003 else None
 
     config = spec.cache_config(has_store=has_store)
     recorded = RecordedSettings(

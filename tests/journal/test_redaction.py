@@ -19,9 +19,9 @@ from ksana.journal.redaction import WITHOUT_CONTENT, Redaction, Unredactable
 from ksana.journal.redaction_key import permutation, read_or_make_key
 from ksana.journal.replay import replay
 from ksana.journal.schema import message_types
-from ksana.messages.outputs import PromptAccepted, StepOutputs
+from ksana.messages.outputs import Failed, PromptAccepted, RequestEnded, StepOutputs, Usage
 from ksana.messages.remote import LoadPrefix
-from ksana.messages.steps import RowResult, StepDone, StepTimes
+from ksana.messages.steps import RowResult, StepDone, StepTimes, WorkerLost
 from tests.journal.recording import ACTORS, Run, record
 
 KEY = bytes(range(32))
@@ -62,6 +62,8 @@ def test_it_replays_and_holds_no_prompt(tmp_path: Path) -> None:
     assert plain.status.load_outcomes["loaded"] > 0
     assert num_found(plain, contents(tmp_path / "plain")) > 100, "the search finds what is there"
     assert num_found(redacted, contents(tmp_path / "redacted")) == 0
+    assert b"planned crash" in contents(tmp_path / "plain"), "a worker's last words"
+    assert b"planned crash" not in contents(tmp_path / "redacted")
 
     segments = list_segments(tmp_path / "redacted")
     assert all(segment.header.redacted for segment in segments)
@@ -94,6 +96,27 @@ def test_what_it_does_not_know_is_refused() -> None:
         )
         with pytest.raises(IndexError):
             redaction.message(done)
+
+
+def test_words_of_a_worker_are_left_out_wherever_the_scheduler_repeats_them() -> None:
+    redaction = Redaction(KEY, CacheConfig(block_size=4, num_fa_blocks=1), 100)
+    words = "IndexError: token 4711: out of range"
+    failed = Failed(status=500, message=f"Computing token 9 failed: {words}")
+    usage = Usage(num_prompt_tokens=1, num_output_tokens=0)
+    outputs = StepOutputs(step_id=1, ended=(RequestEnded(request_id=1, outcome=failed, usage=usage),))
+    assert redaction.message(outputs) == outputs, "nobody said that"
+    done = StepDone(
+        pool_epoch=1,
+        step_id=1,
+        results=(RowResult(request_id=1, error=words),),
+        times=StepTimes(prepare_ns=0, forward_ns=0, sample_ns=0),
+    )
+    assert "4711" not in str(redaction.message(done))
+    redacted = redaction.message(outputs)
+    assert "4711" not in str(redacted)
+    assert "Computing token 9 failed: left out" in str(redacted)
+    lost = WorkerLost(pool_epoch=1, reason="it last said: a prompt", restarting=False)
+    assert "prompt" not in str(redaction.message(lost))
 
 
 def test_the_permutation_is_one_and_depends_on_the_key() -> None:
