@@ -48,7 +48,6 @@ class Sample(msgspec.Struct, frozen=True):
 class EngineKwargs(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_model_len: int
 
 
 class KvCache(msgspec.Struct, frozen=True):
@@ -59,11 +58,20 @@ class KvCache(msgspec.Struct, frozen=True):
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
     async_scheduling: bool
+    """The next step is planned while one runs."""
     scheduler_reserve_full_isl: bool
+    """A waiting request must find room for all its tokens, not for its first chunk alone."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    max_model_len: int
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True):
+    """What the engine made of its settings."""
+
     scheduler_config: SchedulerConfig
+    model_config: ModelConfig
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -82,12 +90,12 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_run(directory: Path) -> RecordedRun:
     """Raises ConfigError for anything that is not such a directory."""
-    with_path = directory / "timeseries.csv"
+    path = directory / "timeseries.csv"
     try:
-        rows = list(csv.DictReader(with_path.read_text().splitlines()))
+        rows = list(csv.DictReader(path.read_text().splitlines()))
         samples = msgspec.convert(rows, tuple[Sample, ...], strict=False)
     except (OSError, UnicodeDecodeError, csv.Error, msgspec.ValidationError) as error:
-        raise ConfigError(f"{with_path}: {error}") from None
+        raise ConfigError(f"{path}: {error}") from None
     return RecordedRun(
         meta=_decoded(directory / "meta.json", Meta),
         asked=_lines(directory / "workload.jsonl", AskedRequest),

@@ -8,11 +8,14 @@ import math
 from ksana.costs.attention_table import AttentionGrid
 from ksana.costs.fitted_cost import FittedTerms
 from ksana.costs.profile_cost import LayerTable, ProfileTables
+from ksana.costs.skew_table import SkewRates
 from ksana.costs.step_cost import LinearStepCost
 from ksana.errors import ConfigError
 
 MAX_TABLE_SIZE = 1 << 20
 """Tokens or rows: tables are spread out over all sizes up to their largest."""
+
+MAX_DECODES = 1 << 16
 
 CostData = LinearStepCost | ProfileTables | FittedTerms
 
@@ -34,6 +37,9 @@ def check_cost(data: CostData, host_s: float) -> None:
         ):
             raise ConfigError("padded_sizes must ascend from 1")
         _check_grid(data.attention)
+        for rates in (data.skew_alone, data.skew_beside_prefill):
+            if rates is not None:
+                _check_rates(rates)
 
 
 def _check_layer(layer: LayerTable) -> None:
@@ -69,6 +75,19 @@ def _check_grid(grid: AttentionGrid) -> None:
             raise ConfigError(f"attention: {name} does not have the size of its axes")
         for row in table:
             _check_times(f"attention, {name}", row)
+
+
+def _check_rates(rates: SkewRates) -> None:
+    """Rates may be negative: an unequal batch can be faster."""
+    if not (len(rates.decodes) == len(rates.longer) == len(rates.us_per_token)):
+        raise ConfigError("skew: its lists have different lengths")
+    if not _ascend(rates.decodes) or any(not 2 <= num <= MAX_DECODES for num in rates.decodes):
+        raise ConfigError(f"skew: numbers of decodes must ascend from 2 to {MAX_DECODES} at most")
+    for num, longer, values in zip(rates.decodes, rates.longer, rates.us_per_token, strict=True):
+        if not longer or len(longer) != len(values) or not _ascend((0, *longer, num)):
+            raise ConfigError(f"skew of {num} decodes: numbers of longer ones must ascend, with a rate each")
+        if not all(map(math.isfinite, values)):
+            raise ConfigError(f"skew of {num} decodes: a rate is not finite")
 
 
 def _check_times(what: str, times: tuple[float, ...]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from ksana.costs.attention_table import AttentionGrid, AttentionTable
 from ksana.costs.extrapolation import Extrapolation
+from ksana.costs.skew_table import SkewRates, SkewTable
 from ksana.costs.step_cost import StepShape
 
 
@@ -31,6 +32,9 @@ class ProfileTables(msgspec.Struct, frozen=True, kw_only=True, tag="profile", fo
     per_sequence: tuple[LayerTable, ...]
     """By rows: the engine of these tables computes logits for every row, also of an unfinished prompt."""
     attention: AttentionGrid
+    skew_alone: SkewRates | None = None
+    """Of attention, for steps of decodes alone; None: unequal KV lengths count as equal ones."""
+    skew_beside_prefill: SkewRates | None = None
     padded_sizes: tuple[int, ...] = ()
     """Steps of at most the last of these sizes, in tokens, are padded up to the next one: they run from
     captured CUDA graphs. Empty: no padding."""
@@ -47,13 +51,25 @@ class ProfileCost:
         self.tables = tables
         self.extrapolation = Extrapolation(allow_extrapolation)
         self._attention = AttentionTable(tables.attention, self.extrapolation)
+        self._skew_alone, self._skew_beside_prefill = (
+            SkewTable(rates) if rates is not None else None
+            for rates in (tables.skew_alone, tables.skew_beside_prefill)
+        )
         self._dense_s = _SizeTable("tokens", tables.dense, self.extrapolation, _padding(tables.padded_sizes))
         self._rows_s = _SizeTable("rows", tables.per_sequence, self.extrapolation, lambda size: size)
 
     def seconds(self, shape: StepShape) -> float:
         """Raises ExtrapolationError outside the tables, unless that is allowed."""
-        attention_us = self._attention.microseconds(shape) * self.tables.num_layers
+        attention_us = self.attention_us(shape) * self.tables.num_layers
         return self._dense_s.at(shape.num_tokens) + self._rows_s.at(shape.num_rows) + attention_us * 1e-6
+
+    def attention_us(self, shape: StepShape) -> float:
+        """Of one layer."""
+        us = self._attention.microseconds(shape)
+        skew = self._skew_beside_prefill if shape.prefills else self._skew_alone
+        if skew is not None and shape.decode_lengths:
+            us = max(0.0, us + skew.microseconds(shape.decode_lengths))
+        return us
 
 
 class _SizeTable:

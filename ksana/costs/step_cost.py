@@ -23,6 +23,8 @@ class StepShape(msgspec.Struct, frozen=True, kw_only=True):
     decode_kv: int = 0
     """Sum over decodes of the tokens of KV before theirs."""
     max_decode_kv: int = 0
+    decode_lengths: tuple[int, ...] = ()
+    """The same, one by one; may be left empty, for decodes of equal length."""
 
     @property
     def prefill_kv(self) -> int:
@@ -44,25 +46,23 @@ def step_shape(plan: StepPlan) -> StepShape:
     """The shape of a plan; block copies and table edits are not in it. O(rows)."""
     rows = plan.rows
     prefills = []
-    num_decodes = decode_kv = max_decode_kv = num_tokens = num_samples = 0
+    lengths = []
+    num_samples = 0
     for row in rows:
-        before, tokens = row.start, row.num_tokens
         num_samples += row.sample
-        num_tokens += tokens
-        if tokens == 1:
-            num_decodes += 1
-            decode_kv += before
-            max_decode_kv = max(max_decode_kv, before)
+        if row.num_tokens == 1:
+            lengths.append(row.start)
         else:
-            prefills.append((tokens, before))
+            prefills.append((row.num_tokens, row.start))
     return StepShape(
-        num_tokens=num_tokens,
+        num_tokens=len(lengths) + sum([tokens for tokens, _ in prefills]),
         num_rows=len(rows),
         num_samples=num_samples,
         prefills=tuple(prefills),
-        num_decodes=num_decodes,
-        decode_kv=decode_kv,
-        max_decode_kv=max_decode_kv,
+        num_decodes=len(lengths),
+        decode_kv=sum(lengths),
+        max_decode_kv=max(lengths, default=0),
+        decode_lengths=tuple(lengths),
     )
 
 

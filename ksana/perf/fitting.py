@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ksana.costs.attention_table import AttentionTable
 from ksana.costs.cost_file import CostModel, HeldOutError
+from ksana.costs.extrapolation import Extrapolation
 from ksana.costs.fitted_cost import QUANTITIES, FittedCost, FittedTerms, Quantity, Term
 from ksana.costs.step_cost import StepShape
 from ksana.errors import ConfigError
@@ -17,6 +19,7 @@ from ksana.perf.nonnegative_fit import Array, fit_nonnegative
 from ksana.perf.profile_errors import held_out, profile_errors
 from ksana.perf.profile_tables import read_profile
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, read_result
+from ksana.perf.skew_rates import rates_of, read_skew
 
 MIN_SAMPLES = 8
 _NUM_FOLDS = 10
@@ -32,15 +35,24 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def fit_profile(directory: Path, *, num_layers: int) -> CostModel:
+def fit_profile(directory: Path, *, num_layers: int, unequal_kv: bool = False) -> CostModel:
     """From the tables of a directory (`ksana.perf.profile_tables`). Raises ConfigError.
+
+    `unequal_kv`: attention takes longer when decodes have KV of unequal lengths, as `skew.csv` has it; else
+    they count as decodes of the mean length. Tables that were measured kernel by kernel, for an engine that
+    runs captured graphs, are some percent too slow for small steps, and do better without (docs/fidelity.md).
 
     The held-out errors: of each inner grid point from its neighbours, and of `skew.csv` if there is one.
     """
     tables = read_profile(directory, num_layers=num_layers)
-    return CostModel(
-        tables, source=f"profile tables {directory.name}", errors=profile_errors(directory, tables)
-    )
+    skew_file = directory / "skew.csv"
+    skew = read_skew(skew_file) if unequal_kv or skew_file.exists() else []
+    if unequal_kv and not skew:
+        raise ConfigError(f"{skew_file} has no batch of decodes of unequal KV lengths")
+    if unequal_kv:
+        alone, beside_prefill = rates_of(skew, AttentionTable(tables.attention, Extrapolation(allowed=True)))
+        tables = msgspec.structs.replace(tables, skew_alone=alone, skew_beside_prefill=beside_prefill)
+    return CostModel(tables, source=f"profile tables {directory.name}", errors=profile_errors(tables, skew))
 
 
 def fit_result(path: Path) -> CostModel:

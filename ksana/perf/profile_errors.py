@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -12,27 +11,22 @@ import msgspec
 from ksana.costs.attention_table import AttentionGrid, AttentionTable
 from ksana.costs.cost_file import HeldOutError
 from ksana.costs.extrapolation import Extrapolation
-from ksana.costs.profile_cost import LayerTable, ProfileTables
+from ksana.costs.profile_cost import LayerTable, ProfileCost, ProfileTables
 from ksana.costs.step_cost import StepShape
-from ksana.perf.profile_tables import read_rows
+from ksana.perf.skew_rates import SkewRow, halves, rates_of
 
 T = TypeVar("T")
 
-_SKEW_COLUMNS = ("n", "nb", "pc", "kp", "kvs", "kv_big", "t_mean_us", "t_skew_us")
 
-
-def profile_errors(directory: Path, tables: ProfileTables) -> dict[str, HeldOutError]:
-    """By kind; a kind that has nothing to hold out is not in it. Raises ConfigError for a broken skew.csv."""
+def profile_errors(tables: ProfileTables, skew: Sequence[SkewRow]) -> dict[str, HeldOutError]:
+    """By kind; a kind that has nothing to hold out is not in it."""
     kinds = {
         "layers, each size from its neighbours": list(_layer_errors((*tables.dense, *tables.per_sequence))),
         "attention, each number of decodes from its neighbours": list(_decode_errors(tables.attention)),
         "attention, each KV length from its neighbours": list(_kv_errors(tables.attention)),
         "attention, each chunk from its neighbours": list(_chunk_errors(tables.attention)),
     }
-    if (directory / "skew.csv").exists():
-        kinds["attention, decodes of unequal KV lengths"] = list(
-            _skew_errors(directory / "skew.csv", tables.attention)
-        )
+    kinds["attention, decodes of unequal KV lengths"] = list(_skew_errors(skew, tables))
     return {name: held_out(errors) for name, errors in kinds.items() if errors}
 
 
@@ -103,30 +97,19 @@ def _chunk_errors(grid: AttentionGrid) -> Iterator[float]:
             yield _error_pct(table.of_prefill(grid.chunks[index], before), us)
 
 
-def _skew_errors(path: Path, grid: AttentionGrid) -> Iterator[float]:
-    """n decodes, nb of them with kv_big tokens of KV and the rest with kvs, beside a prefill or alone: by how
-    much more that took than n decodes of the mean length, since the file may hold sums over several runs."""
-    table = AttentionTable(grid, Extrapolation(allowed=True))
-    for num, num_big, tokens, before, kv, kv_big, mean_us, skew_us in read_rows(path, _SKEW_COLUMNS):
-        if not (num and mean_us and skew_us):
-            continue
-        decode_kv = int(num_big * kv_big + (num - num_big) * kv)
-        prefills = ((int(tokens), int(before)),) if tokens else ()
-        skewed, equal = (
-            table.microseconds(
-                StepShape(
-                    num_tokens=int(tokens + num),
-                    num_rows=int(num) + len(prefills),
-                    num_samples=int(num),
-                    prefills=prefills,
-                    num_decodes=int(num),
-                    decode_kv=decode_kv,
-                    max_decode_kv=max_kv,
-                )
-            )
-            for max_kv in (int(kv_big), round(decode_kv / num))
-        )
-        yield _error_pct(skewed / equal, skew_us / mean_us)
+def _skew_errors(rows: Sequence[SkewRow], tables: ProfileTables) -> Iterator[float]:
+    """By how much more a batch of unequal lengths takes than one of the mean length: predicted for each half
+    of the rows, the rates (if the tables have any) learned from the other half."""
+    table = AttentionTable(tables.attention, Extrapolation(allowed=True))
+    for learned, checked in halves(rows):
+        seen = tables
+        if tables.skew_alone is not None and learned:
+            alone, beside_prefill = rates_of(learned, table)
+            seen = msgspec.structs.replace(tables, skew_alone=alone, skew_beside_prefill=beside_prefill)
+        cost = ProfileCost(seen, allow_extrapolation=True)
+        for row in checked:
+            predicted = cost.attention_us(row.shape(equal=False)) / table.microseconds(row.shape(equal=True))
+            yield _error_pct(predicted, row.skewed_us / row.equal_us)
 
 
 def _decodes(num: int, kv: int) -> StepShape:

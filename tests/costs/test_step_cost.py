@@ -14,6 +14,7 @@ def test_the_shape_of_a_step() -> None:
         num_decodes=2,
         decode_kv=17,
         max_decode_kv=10,
+        decode_lengths=(10, 7),
     )
     assert shape.prefill_kv == 6 + 24
     assert shape.prefill_pairs == (1 + 2 + 3 + 4 + 5 + 6) + (21 + 22 + 23 + 24)

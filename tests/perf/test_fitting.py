@@ -4,6 +4,7 @@ import itertools
 import random
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from ksana.errors import ConfigError
 from ksana.perf.fitting import Measurement, cross_validate, fit_profile, fit_result, fit_terms
 from ksana.perf.nonnegative_fit import fit_nonnegative
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, RequestGroup, RoundSample, write_result
-from tests.costs.profiles import write_profile
+from tests.costs.profiles import attention_us, write_profile
 from tests.costs.test_profile_cost import shape
 
 SHAPES = [shape(decodes=num, kv=kv) for num, kv in itertools.product((1, 2, 4, 8, 16, 32), (16, 200, 900))]
@@ -173,9 +174,9 @@ def test_too_few_batches_are_refused(tmp_path: Path) -> None:
 
 def test_a_profile_becomes_a_cost_model_with_its_errors(tmp_path: Path) -> None:
     write_profile(tmp_path)
-    header = "n,nb,pc,kp,kvs,kv_big,t_mean_us,t_skew_us"
-    skew = f"{header}\n4,1,0,0,64,256,100,125\n2,1,64,128,64,256,300,270\n"
-    (tmp_path / "skew.csv").write_text(skew)
+    (tmp_path / "skew.csv").write_text(
+        "n,nb,pc,kp,kvs,kv_big,t_mean_us,t_skew_us\n4,1,0,0,64,256,100,125\n2,1,64,128,64,256,300,270\n"
+    )
     model = fit_profile(tmp_path, num_layers=4)
     assert isinstance(model, CostModel)
     for kind in ("each number of decodes", "each KV length"):
@@ -186,3 +187,53 @@ def test_a_profile_becomes_a_cost_model_with_its_errors(tmp_path: Path) -> None:
     assert skewed.num_samples == 2
     assert skewed.max_abs_pct == pytest.approx(20)  # 100 where 125 was measured
     assert skewed.mean_abs_pct == pytest.approx((20 + 100 * (300 / 270 - 1)) / 2, abs=0.01)
+
+
+RATES = {(4, 1): 0.04, (4, 2): 0.02, (8, 1): 0.06, (8, 4): 0.01}
+"""Microseconds per token that one or more of n decodes are longer than the rest."""
+
+
+def write_skew(directory: Path, *, times: float) -> None:
+    """As measured `times` times and added up, alone and (with half the rates) beside a prefill."""
+    lines = []
+    for ((num, longer), rate), kv, tokens in itertools.product(RATES.items(), (64, 128, 256), (0, 64)):
+        mean = (longer * 4 * kv + (num - longer) * kv) / num
+        equal = attention_us(tokens, 0, num, mean)
+        skewed = equal + rate / (2 if tokens else 1) * 3 * kv
+        lines.append(f"{num},{longer},{tokens},0,{kv},{4 * kv},{times * equal},{times * skewed}")
+    text = "\n".join(["n,nb,pc,kp,kvs,kv_big,t_mean_us,t_skew_us", *lines])
+    (directory / "skew.csv").write_text(text)
+
+
+def test_unequal_lengths_cost_what_was_measured(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    write_skew(tmp_path, times=3)
+    plain = fit_profile(tmp_path, num_layers=4)
+    model = fit_profile(tmp_path, num_layers=4, unequal_kv=True)
+    assert plain.errors["attention, decodes of unequal KV lengths"].mean_abs_pct > 10
+    assert model.errors["attention, decodes of unequal KV lengths"].max_abs_pct < 1
+
+    def extra_us(*lengths: int, prefills: tuple[tuple[int, int], ...] = ()) -> float:
+        step = shape(*prefills, decodes=len(lengths), kv=0)
+        kv = sum(lengths)
+        step = msgspec.structs.replace(step, decode_kv=kv, max_decode_kv=max(lengths), decode_lengths=lengths)
+        return (model.step.seconds(step) - plain.step.seconds(step)) * 1e6 / 4
+
+    assert extra_us(100, 100, 100, 100) == pytest.approx(0, abs=1e-9)
+    assert extra_us(100, 400, 100, 100) == pytest.approx(0.04 * 300)
+    # Two are longer than the rest by 300, and one of them by 100 more.
+    assert extra_us(400, 100, 500, 100) == pytest.approx(0.02 * 300 + 0.04 * 100)
+    # Six decodes lie in the middle between four and eight.
+    assert extra_us(100, 400, 100, 100, 100, 100) == pytest.approx(0.05 * 300)
+    assert extra_us(100, 400, 100, 100, prefills=((64, 0),)) == pytest.approx(0.02 * 300)
+    save_cost(tmp_path / "cost.json", model)
+    assert load_cost(tmp_path / "cost.json").data == model.data
+
+
+def test_unequal_lengths_need_a_file_that_has_them(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    with pytest.raises(ConfigError, match=r"skew.csv"):
+        fit_profile(tmp_path, num_layers=4, unequal_kv=True)
+    (tmp_path / "skew.csv").write_text("n,nb,pc,kp,kvs,kv_big,t_mean_us,t_skew_us\n4,0,0,0,64,64,9,9\n")
+    with pytest.raises(ConfigError, match="no batch of decodes of unequal KV lengths"):
+        fit_profile(tmp_path, num_layers=4, unequal_kv=True)
