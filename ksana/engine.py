@@ -221,12 +221,14 @@ class Engine:
 
     def _open_journal(self, stack: AsyncExitStack) -> None:
         setup = self.setup
+        # End tokens may lie beyond the rows of the output layer; a redaction renames them, too.
+        num_ids = max(setup.files.spec.vocab_size, *(i + 1 for i in setup.files.tokenizer.eos_ids), 1)
         recorded = RecordedSettings(
             scheduler=setup.scheduler_settings(),
             cache=setup.cache_config(),
             loader=self._remote.settings if self._remote is not None else None,
             max_model_len=setup.max_model_len,
-            vocab_size=setup.files.spec.vocab_size,
+            vocab_size=num_ids,
             model=self.settings.model,
         )
         self._journal = open_journal(

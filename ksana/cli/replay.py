@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     if "tokenizer" in actors:
         encoder = find_encoder(arguments.model, arguments.chat_template, segments)
     say(f"{len(segments)} segments in {arguments.DIR}; actors: {', '.join(actors)}")
-    report = replay(segments, actors, encoder)
+    report = replay(segments, actors, encoder, progress_of(segments))
     print(result_text(report), flush=True)
     return SAME if report.difference is None else DIFFERENT
 
@@ -165,6 +165,22 @@ def shortened(value: object, at: int = 0) -> str:
     more = len(text) - start - len(part)
     before = f"({start} characters) ..." if start else ""
     return before + part + (f"... ({more} characters more)" if more else "")
+
+
+def progress_of(segments: Sequence[Segment]) -> Callable[[Segment], None]:
+    """Shows which segment is being replayed, on a terminal."""
+
+    def show(segment: Segment) -> None:
+        if sys.stderr.isatty():
+            is_last = segment is segments[-1]
+            print(
+                f"\rsegment {segment.number} (to {segments[-1].number})",
+                end="\n" if is_last else "",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return show
 
 
 def say(text: str) -> None:

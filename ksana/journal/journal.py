@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import trio
 
@@ -99,6 +100,8 @@ def recorded_actors(settings: Settings, *, has_swa: bool, has_loader: bool) -> t
             raise ConfigError(f"journal_actors: {name!r} is none of {', '.join(there)}")
         if name == "tokenizer" and settings.journal_redact:
             raise ConfigError("journal_actors: the tokenizer hears and says text, so it goes unrecorded")
+        if not there[cast(Address, name)]:
+            raise ConfigError(f"journal_actors: this engine has no {name}")
     asked = settings.journal_actors or tuple(there)
     return tuple(actor for actor, is_there in there.items() if is_there and actor in asked)
 
@@ -108,7 +111,12 @@ def open_journal(
 ) -> Journal | None:
     """The journal that the settings ask for, or None. Raises ConfigError."""
     if settings.journal is None:
+        for name in ("journal_redact", "journal_key_file", "journal_actors"):
+            if getattr(settings, name):
+                raise ConfigError(f"{name} is set, but nothing is recorded: name a directory with journal")
         return None
+    if settings.journal_key_file is not None and not settings.journal_redact:
+        raise ConfigError("journal_key_file is set, but nothing is redacted: set journal_redact")
     if settings.journal_max_bytes < _MIN_SEGMENTS * settings.journal_segment_bytes:
         raise ConfigError(
             f"journal_max_bytes is {settings.journal_max_bytes}: it must hold {_MIN_SEGMENTS} segments of "

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ksana.errors import KsanaError
 from ksana.journal.format import (
@@ -285,3 +288,9 @@ def test_a_length_that_would_fill_the_memory_is_damage(whole: Path, tmp_path: Pa
     data = written(frames[:3]) + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x00" + written(frames[3:])
     with pytest.raises(JournalError, match="the length of a frame is wrong"):
         replayed(with_bytes(tmp_path, data))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_no_journal(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory, pytest.raises(JournalError):
+        replayed(with_bytes(Path(directory), data))

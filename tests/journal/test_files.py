@@ -122,12 +122,17 @@ def test_a_bug_in_the_journal_is_no_reason_to_stop_serving(
         ({"journal_actors": ("scheduler", "nobody")}, "'nobody' is none of tokenizer, scheduler"),
         ({"journal_actors": ("tokenizer",), "journal_redact": True}, "hears and says text"),
         ({"journal_max_bytes": 100 << 20}, "must hold 2 segments"),
+        ({"journal_actors": ("swa_cache_manager",)}, "this engine has no swa_cache_manager"),
+        ({"journal_key_file": "k"}, "nothing is redacted"),
+        ({"journal": None, "journal_redact": True}, "journal_redact is set, but nothing is recorded"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], text: str) -> None:
     recorded: Any = type("Recorded", (), {"cache": type("Cache", (), {"has_swa": False}), "loader": None})
     with pytest.raises(ConfigError, match=text):
-        open_journal(Settings(model="m", journal=str(tmp_path), **settings), recorded, model_fingerprint="f")
+        open_journal(
+            Settings(model="m", **({"journal": str(tmp_path)} | settings)), recorded, model_fingerprint="f"
+        )
 
 
 def test_which_actors_are_recorded() -> None:
