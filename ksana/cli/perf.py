@@ -33,7 +33,7 @@ from ksana.costs.cost_file import save_cost
 from ksana.devices.backend import WorkerLostError
 from ksana.errors import ConfigError, ServiceError
 from ksana.model_setup import find_model
-from ksana.perf.backend import Rounds
+from ksana.perf.batch_run import Rounds
 from ksana.perf.batches import DEFAULT_OUTPUT, Batch, PerfConfig, read_batches, read_config, write_batches
 from ksana.perf.limits import Limits, check_batches
 from ksana.perf.measure import fixed_settings, limits_of, measure

@@ -13,19 +13,19 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
 import trio
 
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message, RequestId
 from ksana.messages.outputs import Failed, StepOutputs
-from ksana.messages.perf import AddInferRequest, InferBatchReady, RunInferRound
+from ksana.messages.perf import AddInferRequest, InferBatchReady
 from ksana.messages.requests import Abort
 from ksana.messages.status import EngineStatus
+from ksana.perf.batch_run import BatchRun, Rounds
 from ksana.perf.batches import Batch
 from ksana.perf.inputs import fill_seed, infer_requests
-from ksana.perf.result import BatchResult, OperatorSample, summarize
-from ksana.perf.rounds import MeasuredRound, RoundTimer, TimedScheduler
+from ksana.perf.result import BatchResult
+from ksana.perf.rounds import RoundTimer, TimedScheduler
 from ksana.runtime.clock import now_s
 from ksana.scheduling.fixed_batch import FixedBatchPolicy
 from ksana.scheduling.scheduler import Scheduler
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 0.5
 """How often it is looked whether an actor broke: then nobody answers."""
-
-MIN_STAT = 2
 
 OnRound = Callable[[int, str, int], None]
 """Told of each round done: number and name of the batch, and how many of its rounds are done."""
@@ -48,43 +46,6 @@ class EnginePort(Protocol):
     def tell_scheduler(self, message: Message) -> None: ...
 
     def status(self) -> EngineStatus: ...
-
-
-class Rounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of each kind a batch runs, in this order."""
-
-    warmup: int = 2
-    stat: int = 10
-    operator: int = 3
-    """With operators timed, which slows them down: they count for nothing else."""
-    enough_s: float | None = None
-    """A batch that has run so long needs no more than its warmup and `MIN_STAT` rounds: where each round is
-    long, few tell as much. None: all are run, however long they take."""
-
-    @property
-    def total(self) -> int:
-        return self.warmup + self.stat + self.operator
-
-
-class _BatchRun:
-    """The batch that is being measured."""
-
-    def __init__(self, number: int, batch: Batch, request_ids: Sequence[RequestId]) -> None:
-        self.number = number
-        self.batch = batch
-        self.not_ended = set(request_ids)
-        self.ready: InferBatchReady | None = None
-        self.began_s = 0.0
-        """When its first round was ordered."""
-        self.num_asked = 0
-        self.done: list[MeasuredRound] = []
-        self.error: str | None = None
-        self.over = trio.Event()
-
-    def fail(self, why: str) -> None:
-        """The first reason is the one that counts."""
-        if self.error is None:
-            self.error = why
 
 
 class ModelPerfBackend:
@@ -107,7 +68,9 @@ class ModelPerfBackend:
         self._timer = RoundTimer()
         self._max_in_flight = 1
         self._engine: EnginePort | None = None
-        self._run: _BatchRun | None = None
+        self._run: BatchRun | None = None
+        self._over = trio.Event()
+        """Every request of the batch has ended."""
         self._next_id: RequestId = 1
 
     def make_scheduler(self, settings: SchedulerSettings) -> Scheduler:
@@ -131,30 +94,25 @@ class ModelPerfBackend:
             )
             self._next_id += len(requests)
             self._timer.forget()
-            self._run = run = _BatchRun(number, batch, [request.request_id for request in requests])
+            self._run = run = BatchRun(
+                number, batch, self._rounds, [request.request_id for request in requests]
+            )
+            self._over = trio.Event()
             engine.tell_scheduler(AddInferRequest(requests=requests, fill_seed=fill_seed(self._seed, number)))
             await self.batch_waiter()
             self._run = None
             if run.error is not None:
                 log.error("batch %r failed: %s", batch.name, run.error)
-            results.append(self._result(run))
+            results.append(run.result())
         return results
 
     def schedule(self) -> None:
         """Order the next rounds, as many as may be on their way; after the last the requests are aborted."""
         run = self._run
         assert run is not None
-        rounds = self._rounds
-        total = rounds.total
-        if rounds.enough_s is not None and len(run.done) >= rounds.warmup + MIN_STAT:
-            total = run.num_asked if now_s() - run.began_s >= rounds.enough_s else total
-        while run.num_asked < min(total, len(run.done) + self._max_in_flight):
-            trace_operators = run.num_asked >= rounds.warmup + rounds.stat
-            run.num_asked += 1
-            self._tell(
-                RunInferRound(num_layer_rounds=run.batch.layer_forward_round, trace_operators=trace_operators)
-            )
-        if len(run.done) == total:
+        for order in run.orders(self._max_in_flight, now_s()):
+            self._tell(order)
+        if run.is_complete:
             self._abort(run)
 
     def take_outputs(self, message: Message) -> None:
@@ -163,7 +121,7 @@ class ModelPerfBackend:
         if run is None:
             return  # what a batch that was given up still says
         if isinstance(message, InferBatchReady):
-            run.ready, run.began_s = message, now_s()
+            run.begin(message, now_s())
             self.schedule()
         elif isinstance(message, StepOutputs):
             self._take_endings(run, message)
@@ -191,60 +149,26 @@ class ModelPerfBackend:
         assert run is not None
         assert engine is not None
         num_crashes = engine.status().num_core_crashes
-        while not run.over.is_set():
+        while not self._over.is_set():
             with trio.move_on_after(WATCH_EVERY_S):
-                await run.over.wait()
+                await self._over.wait()
             status = engine.status()
             if status.num_core_crashes != num_crashes or status.broken:
                 run.fail("an actor of the engine broke; the log tells more")
                 return
 
-    def _take_endings(self, run: _BatchRun, outputs: StepOutputs) -> None:
+    def _take_endings(self, run: BatchRun, outputs: StepOutputs) -> None:
         for ended in outputs.ended:
             run.not_ended.discard(ended.request_id)
             if isinstance(ended.outcome, Failed):
                 run.fail(ended.outcome.message)
         if not run.not_ended:
-            run.over.set()
+            self._over.set()
 
-    def _abort(self, run: _BatchRun) -> None:
+    def _abort(self, run: BatchRun) -> None:
         for request_id in sorted(run.not_ended):
             self._tell(Abort(request_id=request_id))
 
     def _tell(self, message: Message) -> None:
         assert self._engine is not None
         self._engine.tell_scheduler(message)
-
-    def _result(self, run: _BatchRun) -> BatchResult:
-        shape, rounds, batch = run.batch.shape(), self._rounds, run.batch
-        if run.ready is not None:
-            swa_use = run.ready.swa_use
-            shape = msgspec.structs.replace(
-                shape,
-                num_fa_blocks=run.ready.fa_use.num_referenced,
-                num_swa_blocks=swa_use.num_referenced if swa_use is not None else 0,
-            )
-        measured = run.done[rounds.warmup :] if run.error is None else []
-        samples = tuple(
-            msgspec.structs.replace(one.sample, forward_ns=one.sample.forward_ns // one.num_layer_rounds)
-            for one in measured
-            if not one.trace_operators
-        )
-        return BatchResult(
-            name=batch.name,
-            shape=shape,
-            warmup_rounds=rounds.warmup,
-            stat_rounds=rounds.stat if run.error is not None else len(samples),
-            layer_forward_round=batch.layer_forward_round,
-            rounds=samples,
-            operator_rounds=tuple(_operators(one) for one in measured if one.trace_operators),
-            summary=summarize(samples),
-            error=run.error,
-        )
-
-
-def _operators(one: MeasuredRound) -> dict[str, OperatorSample]:
-    return {
-        operator.name: OperatorSample(total_ns=operator.total_ns, calls=operator.num_calls)
-        for operator in one.operators
-    }

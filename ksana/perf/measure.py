@@ -14,7 +14,8 @@ from ksana.devices.process import Progress
 from ksana.engine import Engine, MakeBackend
 from ksana.host_memory import available_memory_bytes
 from ksana.model_setup import ModelFiles, Report, decide_kv_bytes, set_up
-from ksana.perf.backend import ModelPerfBackend, OnRound, Rounds
+from ksana.perf.backend import ModelPerfBackend, OnRound
+from ksana.perf.batch_run import Rounds
 from ksana.perf.batches import Batch
 from ksana.perf.limits import Limits
 from ksana.perf.result import PerfResult

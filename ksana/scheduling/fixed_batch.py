@@ -14,55 +14,36 @@ A batch comes as `AddInferRequest`: requests of S known tokens, of which a round
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
 
 import msgspec
 
 from ksana.errors import InvariantViolated
-from ksana.messages.base import Message, PoolEpoch, RequestId
-from ksana.messages.blocks import AllocateRequestBlocks, NewRequestBlocks, PlanBlocks, ReleaseRequest
+from ksana.messages.base import Message
+from ksana.messages.blocks import PlanBlocks
 from ksana.messages.outputs import Failed
-from ksana.messages.perf import AddInferRequest, InferBatchReady, InferRequest, RunInferRound
+from ksana.messages.perf import AddInferRequest, InferBatchReady, RunInferRound
 from ksana.messages.steps import Rehearsal, StepPlan, WorkerLost
 from ksana.scheduling.activation import Activation
+from ksana.scheduling.fixed_batch_steps import (
+    Batch,
+    Member,
+    ask,
+    request_state,
+    roll_back,
+    round_demands,
+    walk_demands,
+)
 from ksana.scheduling.lifecycle import end, retire_leaving
 from ksana.scheduling.planner import make_plan
-from ksana.scheduling.request_state import RequestState
 from ksana.scheduling.settings import SchedulerSettings
-from ksana.scheduling.state import OpenPlan, SchedulerState
-from ksana.scheduling.stop_rules import StopRules
-
-_NEVER = StopRules(eos_token_ids=frozenset(), stop_token_ids=frozenset(), min_tokens=0, max_tokens=1 << 40)
-"""No sampled token ends a request."""
-
-
-class _Member(msgspec.Struct):
-    """One request of the batch: a round computes its tokens [start, end)."""
-
-    request_id: RequestId
-    start: int
-    end: int
-    num_reported_computed: int = 0
-    """What the block allocator knows to be computed, once the walk is over."""
-
-
-class _Batch(msgspec.Struct):
-    members: list[_Member]
-    fill: Rehearsal
-    stage: Literal["walk", "last_dry_step", "rounds"] = "walk"
-    epoch: PoolEpoch | None = None
-    """Of the worker that it began on."""
-    planned: Rehearsal | None = None
-    """How the step of the open plan is to be run."""
-    num_rows: int = 0
-    """Of the last step that was sent: fewer than there are members if some found no room."""
+from ksana.scheduling.state import SchedulerState
 
 
 class FixedBatchPolicy:
     """One batch at a time; see the module. Cost: O(requests) per activation, besides the scheduler's own."""
 
     def __init__(self) -> None:
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._rounds: deque[RunInferRound] = deque()
         self._loss = ""
 
@@ -96,7 +77,7 @@ class FixedBatchPolicy:
         if batch is None:
             return make_plan(state, settings)  # gives back the blocks of the batch before
         if batch.stage != "walk":
-            _roll_back(state, batch)
+            roll_back(state, batch)
         if _is_last_dry_step_over(state, batch):
             batch.stage = "rounds"
             assert state.fa_use is not None
@@ -111,9 +92,9 @@ class FixedBatchPolicy:
         if self._batch is not None and any(state.alive(m.request_id) for m in self._batch.members):
             raise InvariantViolated("a batch was added while the one before it still runs")
         self._rounds.clear()
-        self._batch = _Batch(
+        self._batch = Batch(
             members=[
-                _Member(
+                Member(
                     request_id=request.request_id,
                     start=len(request.token_ids) - request.forwarding_token_num,
                     end=len(request.token_ids),
@@ -123,7 +104,7 @@ class FixedBatchPolicy:
             fill=Rehearsal(fill_seed=message.fill_seed),
         )
         for request in message.requests:
-            added = _request_state(request, act.now_s)
+            added = request_state(request, act.now_s)
             state.requests[added.request_id] = added
             state.to_waiting(added)
         if state.worker == "lost":
@@ -132,7 +113,7 @@ class FixedBatchPolicy:
                 end(state, state.requests[member.request_id], outcome, act)
 
     def _end(
-        self, state: SchedulerState, settings: SchedulerSettings, batch: _Batch, why: str, act: Activation
+        self, state: SchedulerState, settings: SchedulerSettings, batch: Batch, why: str, act: Activation
     ) -> None:
         for member in batch.members:
             request = state.alive(member.request_id)
@@ -146,7 +127,7 @@ class FixedBatchPolicy:
 
     # Steps
 
-    def _mark_step(self, state: SchedulerState, batch: _Batch, act: Activation) -> None:
+    def _mark_step(self, state: SchedulerState, batch: Batch, act: Activation) -> None:
         """Write into the step plan that is about to be said how it is to be run."""
         for index, (address, message) in enumerate(act.said):
             if not isinstance(message, StepPlan) or batch.planned is None:
@@ -161,7 +142,7 @@ class FixedBatchPolicy:
             batch.num_rows = len(rows)
 
     def _next_plan(
-        self, state: SchedulerState, settings: SchedulerSettings, batch: _Batch
+        self, state: SchedulerState, settings: SchedulerSettings, batch: Batch
     ) -> PlanBlocks | None:
         if batch.stage == "rounds":
             if not self._rounds or len(state.steps) >= settings.max_steps:
@@ -170,25 +151,25 @@ class FixedBatchPolicy:
             batch.planned = Rehearsal(
                 num_layer_rounds=order.num_layer_rounds, trace_operators=order.trace_operators
             )
-            return _ask(state, settings, _round_demands(state, batch))
+            return ask(state, settings, round_demands(state, batch))
         if state.steps:
             return None  # walking is not measured, so nothing is planned ahead
         batch.planned = batch.fill
-        demands = _walk_demands(state, settings, batch)
+        demands = walk_demands(state, settings, batch)
         if demands:
-            return _ask(state, settings, demands)
+            return ask(state, settings, demands)
         batch.stage = "last_dry_step"
-        plan = _ask(state, settings, _round_demands(state, batch))
+        plan = ask(state, settings, round_demands(state, batch))
         for member in batch.members:
             member.num_reported_computed = state.requests[member.request_id].num_reported_computed
         return plan
 
 
-def _is_last_dry_step_over(state: SchedulerState, batch: _Batch) -> bool:
+def _is_last_dry_step_over(state: SchedulerState, batch: Batch) -> bool:
     return batch.stage == "last_dry_step" and not state.steps and state.plan is None
 
 
-def _trouble(state: SchedulerState, batch: _Batch, loss: str) -> str | None:
+def _trouble(state: SchedulerState, batch: Batch, loss: str) -> str | None:
     """Why the batch cannot go on, or None. Empty when its requests have simply been aborted."""
     requests = [state.alive(member.request_id) for member in batch.members]
     if not any(requests):
@@ -203,88 +184,3 @@ def _trouble(state: SchedulerState, batch: _Batch, loss: str) -> str | None:
     if is_short or any(request is not None and request.num_preemptions for request in requests):
         return "the KV pools have no room for all requests of the batch"
     return None
-
-
-def _request_state(request: InferRequest, now_s: float) -> RequestState:
-    return RequestState(
-        request_id=request.request_id,
-        prompt_token_ids=request.token_ids,
-        sampling=request.sampling,
-        suppressed_token_ids=(),
-        stop_rules=_NEVER,
-        cache_salt=request.cache_salt,
-        deadline_s=float("inf"),
-        arrival_time_s=now_s,
-    )
-
-
-def _walk_demands(
-    state: SchedulerState, settings: SchedulerSettings, batch: _Batch
-) -> list[AllocateRequestBlocks]:
-    """The next chunks of those that have not come to their start, in order, within the token budget."""
-    demands = []
-    budget = settings.max_num_batched_tokens
-    for member in batch.members:
-        request = state.requests[member.request_id]
-        num_tokens = min(budget, member.start - request.num_scheduled)
-        if num_tokens > 0:
-            demands.append(_demand(request, request.num_scheduled, num_tokens))
-            budget -= num_tokens
-    return demands
-
-
-def _round_demands(state: SchedulerState, batch: _Batch) -> list[AllocateRequestBlocks]:
-    """New requests (in the last dry step, those without a prefix) go last: room is then no more set aside for
-    those that run."""
-    demands = [
-        _demand(state.requests[member.request_id], member.start, member.end - member.start)
-        for member in batch.members
-    ]
-    return sorted(demands, key=lambda demand: demand.new is not None)
-
-
-def _demand(request: RequestState, start: int, num_tokens: int) -> AllocateRequestBlocks:
-    """Nothing is reserved for a new request: whether the whole batch fits was found out before."""
-    new = None
-    if request.phase == "waiting":
-        new = NewRequestBlocks(token_ids=request.prompt_token_ids, cache_salt=request.cache_salt)
-    return AllocateRequestBlocks(
-        request_id=request.request_id, num_computed_tokens=start, num_tokens=num_tokens, new=new
-    )
-
-
-def _ask(
-    state: SchedulerState, settings: SchedulerSettings, demands: list[AllocateRequestBlocks]
-) -> PlanBlocks:
-    state.last_step_id += 1
-    step_id = state.last_step_id
-    request_ids = [demand.request_id for demand in demands]
-    for request_id in request_ids:
-        state.requests[request_id].in_plan = True
-    state.plan = OpenPlan(step_id=step_id, request_ids=request_ids, num_changes=state.num_changes)
-    updates, state.updates = state.updates, []
-    releases, state.releases = state.releases, []
-    return PlanBlocks(
-        pool_epoch=state.pool_epoch,
-        step_id=step_id,
-        done_step_id=(state.steps[0].step_id if state.steps else step_id) - 1,
-        token_budget=settings.max_num_batched_tokens,
-        updates=tuple(updates),
-        releases=tuple([ReleaseRequest(request_id=request_id) for request_id in releases]),
-        demands=tuple(demands),
-    )
-
-
-def _roll_back(state: SchedulerState, batch: _Batch) -> None:
-    """As if no round had been: the next one computes the same tokens, with the same to sample.
-
-    Also while a round is in flight, for the one that is planned ahead; its results are rolled back in turn.
-    """
-    for member in batch.members:
-        request = state.requests[member.request_id]
-        request.num_computed = request.num_scheduled = member.start
-        request.num_samples_in_flight = 0
-        request.output_token_ids.clear()
-        request.num_reported_computed = member.num_reported_computed
-        request.num_reported_tokens = request.num_tokens
-    state.updates = []

@@ -20,7 +20,7 @@ from ksana.devices.simulated_worker import SimulatedWorker, TokenSource, hashed_
 from ksana.engine import MakeBackend
 from ksana.messages.steps import StepDone, StepPlan
 from ksana.model_setup import ModelFiles, ModelSetup
-from ksana.perf.backend import Rounds
+from ksana.perf.batch_run import Rounds
 from ksana.perf.batches import Batch
 from ksana.perf.limits import check_batches
 from ksana.perf.measure import fixed_settings, limits_of, measure
