@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import trio
 
@@ -100,7 +99,7 @@ def recorded_actors(settings: Settings, *, has_swa: bool, has_loader: bool) -> t
             raise ConfigError(f"journal_actors: {name!r} is none of {', '.join(there)}")
         if name == "tokenizer" and settings.journal_redact:
             raise ConfigError("journal_actors: the tokenizer hears and says text, so it goes unrecorded")
-        if not there[cast(Address, name)]:
+        if not there[name]:
             raise ConfigError(f"journal_actors: this engine has no {name}")
     asked = settings.journal_actors or tuple(there)
     return tuple(actor for actor, is_there in there.items() if is_there and actor in asked)
