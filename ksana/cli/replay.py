@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from ksana.runtime.actor import Address
 from ksana.tokenizers.prompts import PromptEncoder
 
 SAME, DIFFERENT = 0, 1
+_SEGMENTS = re.compile(r"([0-9]{1,9})(-([0-9]{1,9})?)?", re.ASCII)
 MAX_SHOWN_CHARS = 4000
 """Of one message; a plan may be long."""
 CHARS_BEFORE = 200
@@ -52,7 +54,9 @@ def build_parser() -> Parser:
         "journal cannot be read, or is damaged.",
     )
     parser.add_argument("DIR", help="Directory of the journal")
-    parser.add_argument("--segment", metavar="N", help="Only the segment with this number")
+    parser.add_argument(
+        "--segment", metavar="N", help="Only the segment with this number; 3- for all from 3 on, 3-7 for some"
+    )
     parser.add_argument(
         "--actor",
         action="append",
@@ -74,14 +78,19 @@ def build_parser() -> Parser:
     return parser
 
 
-def choose_segments(segments: list[Segment], number: str | None) -> list[Segment]:
-    """All, or the one with that number. Raises ConfigError."""
-    if number is None:
+def choose_segments(segments: list[Segment], asked: str | None) -> list[Segment]:
+    """All; or those with the number `3`, from `3-` on, or from `3-7`. Raises ConfigError."""
+    if asked is None:
         return segments
-    chosen = [segment for segment in segments if str(segment.number) == number.strip()]
+    match = _SEGMENTS.fullmatch(asked.strip())
+    if match is None:
+        raise ConfigError(f"--segment: {asked[:40]!r} is no number, nor such as 3- or 3-7")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[3] or segments[-1].number)
+    chosen = [segment for segment in segments if first <= segment.number <= last]
     if not chosen:
         there = f"{segments[0].number} to {segments[-1].number}"
-        raise ConfigError(f"--segment: there is no segment {number[:20]!r}, only {there}")
+        raise ConfigError(f"--segment: there is no segment {asked[:40]!r}, only {there}")
     return chosen
 
 

@@ -93,6 +93,14 @@ def test_one_segment_and_one_actor(journal: Path, capsys: pytest.CaptureFixture[
     assert " of the block_allocator" not in out
 
 
+def test_some_segments(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = list_segments(journal)[-1].number
+    for asked, count in (("2", 1), ("2-", last - 1), ("1-2", 2), (f"{last}-", 1)):
+        code, out, err = replay(capsys, str(journal), "--segment", asked)
+        assert code == 0, out
+        assert f"{count} segments in" in err
+
+
 def test_a_difference_shows_both_messages_and_where(
     journal: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +120,8 @@ def test_a_difference_shows_both_messages_and_where(
         ((), "required: DIR"),
         (("{nowhere}",), "cannot be read"),
         (("{journal}", "--segment", "99"), "there is no segment '99', only 1 to "),
-        (("{journal}", "--segment", "x"), "there is no segment 'x'"),
+        (("{journal}", "--segment", "x"), "'x' is no number, nor such as 3- or 3-7"),
+        (("{journal}", "--segment", "3-2"), "there is no segment '3-2'"),
         (("{journal}", "--actor", "producer"), "'producer' is none of scheduler"),
         (("{journal}", "--actor", "swa_cache_manager"), "swa_cache_manager was not recorded"),
         (("{journal}", "--actor", "tokenizer"), "--actor tokenizer needs --model"),
