@@ -1,0 +1,128 @@
+"""`python -m simulations run`, and the scenarios it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ksana.errors import ConfigError
+from simulations.__main__ import main
+from simulations.scenario import Scenario, read_scenario
+from simulations.scenarios import SCENARIOS, find_scenario
+from simulations.swarm_draw import draw_scenario
+
+
+def told(capsys: pytest.CaptureFixture) -> dict:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_scenario_by_name_with_settings_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}
+    trace.write_text("".join(json.dumps(line | {"timestamp": 100 * n}) + "\n" for n in range(20)))
+    arguments = ["run", "chat", "--trace", str(trace), "--seed", "4", "--set", "replicas=2", "--digest"]
+    assert main([*arguments, "--report", str(tmp_path / "out")]) == 0
+    summary = told(capsys)
+    assert summary["num_finished"] == 20
+    assert summary["seed"] == 4
+    assert len(summary["digest"]) == 64
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "result.json",
+        "report.html",
+        "trace.json",
+    }
+    assert main(arguments) == 0
+    assert told(capsys)["digest"] == summary["digest"], "a report changes nothing"
+
+
+def test_a_scenario_is_shown_as_a_file_that_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", "bad-day", "--show", "--set", "max_num_seqs=5"]) == 0
+    file = tmp_path / "shown.json"
+    file.write_text(capsys.readouterr().out)
+    shown = read_scenario(file)
+    assert shown.world.engines[0].max_num_seqs == 5
+    assert shown.world.faults == SCENARIOS["bad-day"].world.faults
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "shared-store"])
+def test_named_scenarios_run(name: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", name]) == 0
+    summary = told(capsys)
+    assert summary["num_finished"] > 0.9 * summary["num_requests"]
+
+
+@pytest.mark.slow
+def test_the_scenario_with_a_store_runs_and_hits(capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", "shared-store", "--check"]) == 0
+    assert told(capsys)["counters"]["num_remote_hit_tokens"] > 0
+
+
+def test_a_promise_that_is_broken_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "one.json"
+    file.write_bytes(msgspec.json.encode(draw_scenario(0)))
+    monkeypatch.setattr(
+        "simulations.script.Script.token", lambda self, position: 7 + id(self) % 2 + position % 2
+    )
+    monkeypatch.setattr("simulations.frontend.Script.tokens", lambda *_: (0,))
+    assert main(["run", str(file)]) == 1
+    assert capsys.readouterr().err.startswith("a promise is broken: ")
+
+
+def spoiled(**changes: object) -> dict:
+    return json.loads(msgspec.json.encode(draw_scenario(0))) | changes
+
+
+def spoiled_request(**changes: object) -> dict:
+    scenario = json.loads(msgspec.json.encode(draw_scenario(0)))
+    scenario["requests"][0] |= changes
+    return scenario
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        json.dumps({"unknown": 1}),
+        json.dumps(spoiled(world={"engines": []})),
+        json.dumps(spoiled(world={"engines": [{"block_size": -1}]})),
+        json.dumps(spoiled(world={"replicas": 1_000_000_000})),
+        json.dumps(spoiled(world={"faults": [{"kind": "meteor"}]})),
+        json.dumps(spoiled(workload={"type": "open"})),
+        json.dumps(spoiled_request(arrival_s=-1)),
+        json.dumps(spoiled_request(max_tokens=0)),
+        json.dumps(spoiled_request(timeout_s=0)),
+        json.dumps(spoiled_request(prompt={"parts": [["named", 5, 1 << 40]]})),
+        json.dumps(spoiled_request(prompt={"parts": [["named", -5, 3]]})),
+        json.dumps(spoiled_request(prompt={"parts": [["listed", [1 << 40]]]})),
+        json.dumps({"requests": []}),
+    ],
+)
+def test_hostile_files_are_refused_in_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "hostile.json"
+    file.write_text(text)
+    assert main(["run", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("python -m simulations run: ")
+    assert err.count("\n") == 1
+
+
+def test_files_that_are_not_there_and_names_nobody_gave(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.json"):
+        find_scenario(str(tmp_path / "nowhere.json"))
+    with pytest.raises(ConfigError, match="there is no scenario 'nothing'"):
+        find_scenario("nothing")
+
+
+def test_every_named_scenario_can_be_written_down() -> None:
+    for scenario in SCENARIOS.values():
+        scenario.check()
+        assert msgspec.json.decode(msgspec.json.encode(scenario), type=Scenario) == scenario
