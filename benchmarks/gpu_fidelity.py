@@ -21,10 +21,11 @@ import msgspec
 import trio
 
 from benchmarks.recorded_run import RecordedRun, Sample, read_run
+from benchmarks.serving_figures import Times, compare_samples, figures, print_figures, print_spread
 from ksana.costs.cost_file import CostModel
 from ksana.costs.step_cost import StepCost
 from ksana.devices.simulated_worker import KnownRequest
-from ksana.errors import KsanaError
+from ksana.errors import ConfigError, KsanaError
 from ksana.messages.outputs import Finished, StepOutputs
 from ksana.messages.requests import AddRequest, SamplingParams
 from ksana.messages.steps import StepDone
@@ -34,21 +35,7 @@ from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from simulations.engine import EngineSpec, SimulatedEngine
 
-MEANS_WITHIN, P99_WITHIN = 3.0, 6.0
-"""Percent."""
-
 _FIRST_TOKEN, _NUM_TOKENS = 1000, 100_000
-
-
-class Times(msgspec.Struct, frozen=True):
-    """Of one request, seconds of one clock. `queued_s`: the engine, between two steps, took it in."""
-
-    arrival_s: float
-    queued_s: float
-    scheduled_s: float
-    first_token_s: float
-    last_token_s: float
-    num_output_tokens: int
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +169,12 @@ def simulate(run: RecordedRun, cost: StepCost) -> Simulated:
 
 
 def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
-    """On the engine's clock. The client's is moved onto it by the least delay that was seen between them."""
+    """On the engine's clock. The client's is moved onto it by the least delay that was seen between them.
+
+    Raises ConfigError when these are not the requests of the workload.
+    """
+    if not run.served or len(run.served) != len(run.asked):
+        raise ConfigError(f"{len(run.asked)} requests were asked and {len(run.served)} served")
     offset_s = min(served.queued_ts - served.arrival_time for served in run.served)
     return tuple(
         Times(
@@ -197,87 +189,42 @@ def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
     )
 
 
-METRICS: dict[str, Callable[[Times], float | None]] = {
-    "TTFT from arrival at the engine": lambda t: t.first_token_s - t.queued_s,
-    "TTFT from being scheduled": lambda t: t.first_token_s - t.scheduled_s,
-    "TPOT": lambda t: (
-        (t.last_token_s - t.first_token_s) / (t.num_output_tokens - 1) if t.num_output_tokens > 1 else None
-    ),
-    "latency": lambda t: t.last_token_s - t.queued_s,
-    "(TTFT from the client's call)": lambda t: t.first_token_s - t.arrival_s,
-    "(waiting at the engine)": lambda t: t.scheduled_s - t.queued_s,
-}
-"""Those in brackets are shown and not judged."""
+def moved(run: RecordedRun, seed: int) -> RecordedRun:
+    """The same run, every arrival up to a millisecond earlier or later (in the same order)."""
+    rng = random.Random(seed)
+    times = sorted(max(0, asked.arrival_time_ns + rng.randint(-(10**6), 10**6)) for asked in run.asked)
+    asked = tuple(
+        msgspec.structs.replace(asked, arrival_time_ns=time)
+        for asked, time in zip(run.asked, times, strict=True)
+    )
+    return msgspec.structs.replace(run, asked=asked)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """With linear interpolation between the two values next to it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    index = min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0
-    above = ordered[min(index + 1, len(ordered) - 1)]
-    return ordered[index] + (place - index) * (above - ordered[index])
+def main() -> Simulated:
+        return await _World(run, cost).simulate()
+
+    return run_deterministic(0, main, VirtualClock())
 
 
-STATISTICS: dict[str, tuple[float | None, float | None]] = {
-    "mean": (None, MEANS_WITHIN),
-    "p50": (0.5, None),
-    "p99": (0.99, P99_WITHIN),
-}
-"""By name: which percentile (None: the mean), and by how many percent it may be off (None: not judged)."""
+def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
+    """On the engine's clock. The client's is moved onto it by the least delay that was seen between them.
 
-
-class Figure(msgspec.Struct, frozen=True):
-    """One statistic of one metric, in both runs, in seconds."""
-
-    name: str
-    recorded_s: float
-    simulated_s: float
-    bound_pct: float | None
-
-    @property
-    def error_pct(self) -> float:
-        return 100 * (self.simulated_s / self.recorded_s - 1) if self.recorded_s else float("inf")
-
-    @property
-    def is_within(self) -> bool:
-        return self.bound_pct is None or abs(self.error_pct) <= self.bound_pct
-
-
-def figures(recorded: Sequence[Times], simulated: Sequence[Times]) -> list[Figure]:
-    found = []
-    for name, metric in METRICS.items():
-        real, made = (
-            [value for times in run if (value := metric(times)) is not None] for run in (recorded, simulated)
+    Raises ConfigError when these are not the requests of the workload.
+    """
+    if not run.served or len(run.served) != len(run.asked):
+        raise ConfigError(f"{len(run.asked)} requests were asked and {len(run.served)} served")
+    offset_s = min(served.queued_ts - served.arrival_time for served in run.served)
+    return tuple(
+        Times(
+            served.arrival_time + offset_s,
+            served.queued_ts,
+            served.scheduled_ts,
+            served.first_token_ts,
+            served.last_token_ts,
+            served.output_toks,
         )
-        for statistic, (share, bound) in STATISTICS.items():
-            one, other = (
-                sum(values) / len(values) if share is None else percentile(values, share)
-                for values in (real, made)
-            )
-            is_judged = not name.startswith("(")
-            found.append(Figure(f"{name}, {statistic}", one, other, bound if is_judged else None))
-    return found
-
-
-def print_figures(table: Sequence[Figure]) -> None:
-    print(f"{'':38} {'recorded':>10} {'simulated':>10} {'error':>8}   ms")
-    for figure in table:
-        mark = "" if figure.is_within else f"  more than {figure.bound_pct:g} %"
-        print(
-            f"{figure.name:38} {1e3 * figure.recorded_s:10.1f} {1e3 * figure.simulated_s:10.1f} "
-            f"{figure.error_pct:+7.2f} %{mark}"
-        )
-
-
-def print_spread(tables: Sequence[Sequence[Figure]]) -> None:
-    print(f"{len(tables)} runs more, arrivals moved by up to a millisecond: errors in percent")
-    for column in zip(*tables, strict=True):
-        if column[0].bound_pct is None:
-            continue
-        errors = sorted(figure.error_pct for figure in column)
-        mean = sum(errors) / len(errors)
-        print(f"{column[0].name:38} mean {mean:+6.2f}   from {errors[0]:+6.2f} to {errors[-1]:+6.2f}")
+        for served in run.served
+    )
 
 
 def moved(run: RecordedRun, seed: int) -> RecordedRun:
@@ -295,6 +242,8 @@ def compare_samples(recorded: Sequence[Sample], simulated: Sequence[Sample]) -> 
     """Running, waiting and KV use over time: means, and how far apart they are second by second."""
     pairs = list(zip(recorded, simulated, strict=False))
     print(f"over time: {len(recorded)} s recorded, {len(simulated)} s simulated")
+    if not pairs:
+        return
     for name in ("running", "waiting", "kv_cache_pct"):
         real = [getattr(one, name) for one, _ in pairs]
         made = [getattr(other, name) for _, other in pairs]
@@ -317,8 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = read_run(options.directory)
         model = fit_profile(options.directory, num_layers=options.num_layers, unequal_kv=options.unequal_kv)
         cost = CostModel(model.data, allow_extrapolation=True)
-        simulated = simulate(run, cost.step)
         recorded = recorded_times(run)
+        simulated = simulate(run, cost.step)
         again = [simulate(moved(run, seed), cost.step).times for seed in range(options.again)]
     except KsanaError as error:
         print(f"error: {error}", file=sys.stderr)

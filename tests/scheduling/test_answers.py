@@ -33,7 +33,13 @@ Reason = Literal["no_room", "budget", "behind", "never"]
 class Desk:
     """A scheduler whose allocator and executor are the test. Prompts have 4 tokens; the block size is 4."""
 
-    def __init__(self, num_requests: int, plan_ahead: bool = True, last_max_tokens: int = 50) -> None:
+    def __init__(
+        self,
+        num_requests: int,
+        plan_ahead: bool = True,
+        last_max_tokens: int = 50,
+        hold_when_short: bool = False,
+    ) -> None:
         self.scheduler = Scheduler(
             SchedulerSettings(
                 max_num_seqs=8,
@@ -41,6 +47,7 @@ class Desk:
                 max_model_len=100,
                 block_size=4,
                 plan_ahead=plan_ahead,
+                hold_when_short=hold_when_short,
             )
         )
         self.plans: list[PlanBlocks] = []
@@ -94,17 +101,20 @@ class Desk:
                 pool_epoch=1,
                 step_id=plan.step_id,
                 grants=tuple(grants),
-                refusals=tuple(
-                    BlocksRefused(request_id=demand.request_id, reason=refused[demand.request_id])
-                    for demand in plan.demands
-                    if demand.request_id in refused
-                ),
+                refusals=self.refusals(refused),
                 edits=edits,
                 copies=copies,
                 fa_use=USE,
                 swa_use=None,
                 counters=CacheCounters(),
             )
+        )
+
+    def refusals(self, refused: dict[int, Reason]) -> tuple[BlocksRefused, ...]:
+        return tuple(
+            BlocksRefused(request_id=demand.request_id, reason=refused[demand.request_id])
+            for demand in self.plans[-1].demands
+            if demand.request_id in refused
         )
 
     def done(self, step: StepPlan) -> None:
