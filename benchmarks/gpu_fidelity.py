@@ -14,7 +14,7 @@ import argparse
 import random
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -198,60 +198,6 @@ def moved(run: RecordedRun, seed: int) -> RecordedRun:
         for asked, time in zip(run.asked, times, strict=True)
     )
     return msgspec.structs.replace(run, asked=asked)
-
-
-def main() -> Simulated:
-        return await _World(run, cost).simulate()
-
-    return run_deterministic(0, main, VirtualClock())
-
-
-def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
-    """On the engine's clock. The client's is moved onto it by the least delay that was seen between them.
-
-    Raises ConfigError when these are not the requests of the workload.
-    """
-    if not run.served or len(run.served) != len(run.asked):
-        raise ConfigError(f"{len(run.asked)} requests were asked and {len(run.served)} served")
-    offset_s = min(served.queued_ts - served.arrival_time for served in run.served)
-    return tuple(
-        Times(
-            served.arrival_time + offset_s,
-            served.queued_ts,
-            served.scheduled_ts,
-            served.first_token_ts,
-            served.last_token_ts,
-            served.output_toks,
-        )
-        for served in run.served
-    )
-
-
-def moved(run: RecordedRun, seed: int) -> RecordedRun:
-    """The same run, every arrival up to a millisecond earlier or later (in the same order)."""
-    rng = random.Random(seed)
-    times = sorted(max(0, asked.arrival_time_ns + rng.randint(-(10**6), 10**6)) for asked in run.asked)
-    asked = tuple(
-        msgspec.structs.replace(asked, arrival_time_ns=time)
-        for asked, time in zip(run.asked, times, strict=True)
-    )
-    return msgspec.structs.replace(run, asked=asked)
-
-
-def compare_samples(recorded: Sequence[Sample], simulated: Sequence[Sample]) -> None:
-    """Running, waiting and KV use over time: means, and how far apart they are second by second."""
-    pairs = list(zip(recorded, simulated, strict=False))
-    print(f"over time: {len(recorded)} s recorded, {len(simulated)} s simulated")
-    if not pairs:
-        return
-    for name in ("running", "waiting", "kv_cache_pct"):
-        real = [getattr(one, name) for one, _ in pairs]
-        made = [getattr(other, name) for _, other in pairs]
-        apart = sum(abs(a - b) for a, b in zip(real, made, strict=True)) / len(pairs)
-        print(
-            f"  {name:14} mean {sum(real) / len(real):8.2f} {sum(made) / len(made):8.2f}   "
-            f"most {max(real):8.2f} {max(made):8.2f}   apart by {apart:.2f} on average"
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from benchmarks.recorded_run import Sample
+
 MEANS_WITHIN, P99_WITHIN = 3.0, 6.0
 """Percent."""
 
@@ -102,3 +104,19 @@ def print_spread(tables: Sequence[Sequence[Figure]]) -> None:
         errors = sorted(figure.error_pct for figure in column)
         mean = sum(errors) / len(errors)
         print(f"{column[0].name:38} mean {mean:+6.2f}   from {errors[0]:+6.2f} to {errors[-1]:+6.2f}")
+
+
+def compare_samples(recorded: Sequence[Sample], simulated: Sequence[Sample]) -> None:
+    """Running, waiting and KV use over time: means, and how far apart they are second by second."""
+    pairs = list(zip(recorded, simulated, strict=False))
+    print(f"over time: {len(recorded)} s recorded, {len(simulated)} s simulated")
+    if not pairs:
+        return
+    for name in ("running", "waiting", "kv_cache_pct"):
+        real = [getattr(one, name) for one, _ in pairs]
+        made = [getattr(other, name) for _, other in pairs]
+        apart = sum(abs(a - b) for a, b in zip(real, made, strict=True)) / len(pairs)
+        print(
+            f"  {name:14} mean {sum(real) / len(real):8.2f} {sum(made) / len(made):8.2f}   "
+            f"most {max(real):8.2f} {max(made):8.2f}   apart by {apart:.2f} on average"
+        )
