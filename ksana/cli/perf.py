@@ -41,7 +41,8 @@ from ksana.perf.report import result_page, summary_table
 from ksana.perf.result import PerfResult, check_can_write, write_atomically, write_result
 from ksana.perf.sweep import sweep_batches
 
-SWEEP_ROUNDS = Rounds(warmup=1, stat=7, operator=0, enough_s=4.0)
+SWEEP_ROUNDS = Rounds(warmup=1, stat=5, operator=0, enough_s=2.0)
+SWEEP_PASSES = 2
 QUICK_ROUNDS = Rounds(warmup=1, stat=5, operator=0, enough_s=1.0)
 
 
@@ -82,9 +83,11 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
     files = find_model(settings, bar.say)
     limits = limits_of(settings, files)
     time_limit_s: float | None = None
+    num_passes = 1
     if config is None or batches is None:
         config, batches = _plan_sweep(own, output, limits)
         rounds = QUICK_ROUNDS if own.quick else SWEEP_ROUNDS
+        num_passes = 1 if own.quick else SWEEP_PASSES
         time_limit_s = own.time_limit or (QUICK_LIMIT_S if own.quick else SWEEP_LIMIT_S)
     else:
         check_batches(config.batch_config_file, batches, limits)
@@ -92,7 +95,7 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
     if own.operator_rounds is not None:
         rounds = msgspec.structs.replace(rounds, operator=own.operator_rounds)
 
-    with RoundsBar(bar, len(batches), rounds.total) as rounds_bar:
+    with RoundsBar(bar, num_passes * len(batches), rounds.total) as rounds_bar:
         try:
             result = trio.run(
                 lambda: measure(
@@ -101,6 +104,7 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
                     batches,
                     rounds=rounds,
                     seed=config.seed,
+                    num_passes=num_passes,
                     time_limit_s=time_limit_s,
                     on_round=rounds_bar,
                     report=bar.say,
@@ -156,8 +160,8 @@ class RoundsBar:
         if self._bar is not None:
             self._bar.close()
 
-    def __call__(self, batch_number: int, name: str, num_done: int) -> None:
-        """So many rounds of that batch are done."""
+    def __call__(self, num_batches_done: int, name: str, num_done: int) -> None:
+        """So many batches are done, and so many rounds of the next."""
         if self._bar is None:
             self._loading.finish()
             self._bar = tqdm(
@@ -169,7 +173,7 @@ class RoundsBar:
             )
         if num_done == 1:
             self._bar.set_description(name[:40], refresh=False)
-        self._bar.update(batch_number * self._rounds_per_batch + num_done - self._bar.n)
+        self._bar.update(num_batches_done * self._rounds_per_batch + num_done - self._bar.n)
 
 
 def fit(source: Path, cost_file: Path, num_layers: int | None) -> int:

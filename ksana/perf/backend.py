@@ -21,7 +21,7 @@ from ksana.messages.outputs import Failed, StepOutputs
 from ksana.messages.perf import AddInferRequest, InferBatchReady
 from ksana.messages.requests import Abort
 from ksana.messages.status import EngineStatus
-from ksana.perf.batch_run import BatchRun, Rounds
+from ksana.perf.batch_run import BatchRun, Rounds, joined
 from ksana.perf.batches import Batch
 from ksana.perf.inputs import fill_seed, infer_requests
 from ksana.perf.result import BatchResult
@@ -37,7 +37,8 @@ WATCH_EVERY_S = 0.5
 """How often it is looked whether an actor broke: then nobody answers."""
 
 OnRound = Callable[[int, str, int], None]
-"""Told of each round done: number and name of the batch, and how many of its rounds are done."""
+"""Told of each round done: how many batches are (of all passes), and of the present one its name and how
+many rounds."""
 
 
 class EnginePort(Protocol):
@@ -58,12 +59,18 @@ class ModelPerfBackend:
         rounds: Rounds,
         seed: int,
         vocab_size: int,
+        num_passes: int = 1,
         on_round: OnRound | None = None,
     ) -> None:
+        """`num_passes`: how often all batches are measured, one after the other; samples are put together. A
+        machine that is slower for a while then shows in a part of each rather than in all of some."""
         self._batches = batches
         self._rounds = rounds
         self._seed = seed
         self._vocab_size = vocab_size
+        self._num_passes = num_passes
+        self._num_done = 0
+        """Batches, of all passes."""
         self._on_round = on_round
         self._timer = RoundTimer()
         self._max_in_flight = 1
@@ -82,29 +89,36 @@ class ModelPerfBackend:
     async def start_perf(self, engine: EnginePort, *, until_s: float | None = None) -> list[BatchResult]:
         """Measure one batch after the other; returns when all are complete, a result for each.
 
-        Batches that have not begun at `until_s` (clock time) are left out.
+        Batches that have not begun at `until_s` (clock time) are left out, in a later pass as in the first.
         """
         self._engine = engine
-        results = []
-        for number, batch in enumerate(self._batches):
+        results: list[BatchResult] = []
+        for number, batch in list(enumerate(self._batches)) * self._num_passes:
             if until_s is not None and now_s() >= until_s:
                 break
-            requests = infer_requests(
-                batch, number, seed=self._seed, vocab_size=self._vocab_size, first_id=self._next_id
-            )
-            self._next_id += len(requests)
-            self._timer.forget()
-            self._run = run = BatchRun(
-                number, batch, self._rounds, [request.request_id for request in requests]
-            )
-            self._over = trio.Event()
-            engine.tell_scheduler(AddInferRequest(requests=requests, fill_seed=fill_seed(self._seed, number)))
-            await self.batch_waiter()
-            self._run = None
-            if run.error is not None:
-                log.error("batch %r failed: %s", batch.name, run.error)
-            results.append(run.result())
+            result = await self._measure(number, batch)
+            self._num_done += 1
+            if number < len(results):
+                results[number] = joined(results[number], result)
+            else:
+                results.append(result)
         return results
+
+    async def _measure(self, number: int, batch: Batch) -> BatchResult:
+        assert self._engine is not None
+        requests = infer_requests(
+            batch, number, seed=self._seed, vocab_size=self._vocab_size, first_id=self._next_id
+        )
+        self._next_id += len(requests)
+        self._timer.forget()
+        self._run = run = BatchRun(batch, self._rounds, [request.request_id for request in requests])
+        self._over = trio.Event()
+        self._tell(AddInferRequest(requests=requests, fill_seed=fill_seed(self._seed, number)))
+        await self.batch_waiter()
+        self._run = None
+        if run.error is not None:
+            log.error("batch %r failed: %s", batch.name, run.error)
+        return run.result()
 
     def schedule(self) -> None:
         """Order the next rounds, as many as may be on their way; after the last the requests are aborted."""
@@ -140,7 +154,7 @@ class ModelPerfBackend:
             return False
         run.done.append(self._timer.rounds.popleft())
         if self._on_round is not None:
-            self._on_round(run.number, run.batch.name, len(run.done))
+            self._on_round(self._num_done, run.batch.name, len(run.done))
         return True
 
     async def batch_waiter(self) -> None:

@@ -34,8 +34,7 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRun:
     """Rounds are ordered and done in the same order, so they are known by their number."""
 
-    def __init__(self, number: int, batch: Batch, rounds: Rounds, request_ids: Sequence[RequestId]) -> None:
-        self.number = number
+    def __init__(self, batch: Batch, rounds: Rounds, request_ids: Sequence[RequestId]) -> None:
         self.batch = batch
         self.not_ended = set(request_ids)
         self.done: list[MeasuredRound] = []
@@ -103,6 +102,21 @@ class BatchRun:
             summary=summarize(samples),
             error=self.error,
         )
+
+
+def joined(first: BatchResult, second: BatchResult) -> BatchResult:
+    """One batch, measured twice. An error of either is that of both, and there are no samples then."""
+    error = first.error or second.error
+    if error is not None:
+        return msgspec.structs.replace(first, rounds=(), operator_rounds=(), summary={}, error=error)
+    rounds = first.rounds + second.rounds
+    return msgspec.structs.replace(
+        first,
+        stat_rounds=len(rounds),
+        rounds=rounds,
+        operator_rounds=first.operator_rounds + second.operator_rounds,
+        summary=summarize(rounds),
+    )
 
 
 def _operators(one: MeasuredRound) -> dict[str, OperatorSample]:

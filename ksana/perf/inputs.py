@@ -15,14 +15,14 @@ def infer_requests(
     batch: Batch, batch_number: int, *, seed: int, vocab_size: int, first_id: int
 ) -> tuple[InferRequest, ...]:
     """Tokens are uniform over the vocabulary, sampling is that of a request without parameters. No two
-    requests share a prefix in the cache: each has a salt of its own."""
+    requests share a prefix in the cache: each has a salt of its own, also when a batch is measured again."""
     return tuple(
         InferRequest(
             request_id=first_id + number,
             token_ids=_token_ids(f"{seed}/{batch_number}/{number}", length, vocab_size),
             forwarding_token_num=forwarding,
             sampling=SamplingParams(seed=_number(f"{seed}/{batch_number}/{number}/sampling")),
-            cache_salt=f"perf/{batch_number}/{number}",
+            cache_salt=f"perf {first_id + number}",
         )
         for number, (length, forwarding) in enumerate(batch.requests)
     )

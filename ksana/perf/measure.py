@@ -49,19 +49,25 @@ async def measure(
     *,
     rounds: Rounds,
     seed: int,
+    num_passes: int = 1,
     time_limit_s: float | None = None,
     on_round: OnRound | None = None,
     report: Report = lambda _text: None,
     progress: Progress | None = None,
     backend: MakeBackend | None = None,
 ) -> PerfResult:
-    """Run every batch once. A batch that fails has an `error`; the engine's failure to start is raised
-    (ModelLoadError, WorkerLostError).
+    """Run every batch, `num_passes` times. A batch that fails has an `error`; the engine's failure to start
+    is raised (ModelLoadError, WorkerLostError).
 
     `time_limit_s`, counted from when the model is loaded: batches that have not begun by then are skipped.
     """
     perf = ModelPerfBackend(
-        batches, rounds=rounds, seed=seed, vocab_size=files.spec.vocab_size, on_round=on_round
+        batches,
+        rounds=rounds,
+        seed=seed,
+        vocab_size=files.spec.vocab_size,
+        num_passes=num_passes,
+        on_round=on_round,
     )
     engine = Engine(
         settings,

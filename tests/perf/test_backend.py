@@ -131,6 +131,7 @@ def run(
     seed: int = 42,
     on_round: Any = None,
     time_limit_s: float | None = None,
+    num_passes: int = 1,
     **changes: Any,
 ) -> PerfResult:
     settings = settings_for(files, **changes)
@@ -147,6 +148,7 @@ def run(
                 backend=backend,
                 on_round=on_round,
                 time_limit_s=time_limit_s,
+                num_passes=num_passes,
             )
 
     return trio.run(main, clock=MockClock(autojump_threshold=0) if virtual else None)
@@ -273,6 +275,55 @@ def test_a_batch_that_takes_long_runs_fewer_rounds(files: ModelFiles) -> None:
     rounds = Rounds(warmup=1, stat=6, operator=0, enough_s=0.0)
     result = run(files, simulated(), BATCHES[:2], virtual=True, rounds=rounds)
     assert [len(batch.rounds) for batch in result.batches] == [2, 2]
+
+
+def test_two_passes_are_put_together(files: ModelFiles) -> None:
+    made: list[Recorder] = []
+    told: list[int] = []
+    rounds = Rounds(warmup=1, stat=3, operator=1)
+    result = run(
+        *(files, inline(made), BATCHES[:2]),
+        rounds=rounds,
+        num_passes=2,
+        on_round=lambda num_batches, *_: told.append(num_batches),
+    )
+    assert [batch.name for batch in result.batches] == ["decodes", "both"]
+    for batch in result.batches:
+        assert (batch.stat_rounds, len(batch.rounds), len(batch.operator_rounds)) == (6, 6, 2)
+        assert batch.summary["step_ns"].max == max(sample.step_ns for sample in batch.rounds)
+    assert told == [number for number in range(4) for _ in range(rounds.total)]
+    first, second, third, fourth = rounds_of(made[0].plans)
+    shapes = [
+        [(row.start, row.num_tokens) for row in plans[0].rows] for plans in (first, second, third, fourth)
+    ]
+    assert shapes[:2] == shapes[2:]
+
+
+def test_a_pass_that_is_cut_short_takes_nothing_away(files: ModelFiles) -> None:
+    rounds = Rounds(warmup=0, stat=10, operator=0)
+    once = run(files, simulated(), virtual=True, rounds=rounds)
+    result = run(files, simulated(), virtual=True, rounds=rounds, num_passes=2, time_limit_s=1.0)
+    assert result.skipped == ()
+    assert [batch.name for batch in result.batches] == [batch.name for batch in once.batches]
+    counts = [batch.stat_rounds for batch in result.batches]
+    assert counts[0] == 20
+    assert counts[-1] == 10
+
+
+def test_a_batch_that_fails_in_one_pass_has_failed(files: ModelFiles) -> None:
+    rounds_begun = []
+
+    def fault(_number: int, plan: StepPlan) -> str | None:
+        is_round = plan.rehearsal is not None and plan.rehearsal.fill_seed is None
+        if is_round and len(plan.rows) == 4:
+            rounds_begun.append(plan)
+            return "out of memory" if len(rounds_begun) == ROUNDS.total + 4 else None
+        return None
+
+    result = run(files, simulated(fault=fault), virtual=True, num_passes=2)
+    errors = failures(result)
+    assert [error is None for error in errors] == [True, False, True, True]
+    assert result.batches[1].rounds == ()
 
 
 def failures(result: PerfResult) -> list[str | None]:
