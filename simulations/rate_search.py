@@ -21,7 +21,7 @@ class Bracket(msgspec.Struct, frozen=True, kw_only=True):
 def search_rate(
     does_hold: Callable[[float], bool], start: float, *, first_factor: float = 2.0, tolerance: float = 0.02
 ) -> Bracket:
-    """Bracket the border from `start` on by `first_factor`, then factors of 2 or more; then bisect
+    """Bracket the border from `start` on by `first_factor`, then larger ones; then bisect
     (geometrically) until both ends are within `tolerance`. What holds at a rate is taken to hold below it.
 
     Gives up after 40 factors either way. Raises ConfigError for a factor or tolerance that leads nowhere.
@@ -47,10 +47,15 @@ def _bracket(does_hold: Callable[[float], bool], start: float, first_factor: flo
         for _ in range(_MAX_STEPS):
             if not does_hold(rate * factor):
                 return Bracket(holds=rate, breaks=rate * factor)
-            rate, factor = rate * factor, max(factor, 2.0)
+            rate, factor = rate * factor, _larger(factor)
         return Bracket(holds=rate, breaks=None)
     for _ in range(_MAX_STEPS):
         if does_hold(rate / factor):
             return Bracket(holds=rate / factor, breaks=rate)
-        rate, factor = rate / factor, max(factor, 2.0)
+        rate, factor = rate / factor, _larger(factor)
     return Bracket(holds=None, breaks=rate)
+
+
+def _larger(factor: float) -> float:
+    """The closer the first look, the closer the ones after it; soon by 2."""
+    return max(factor, min(factor**2, 2.0))
