@@ -1,7 +1,7 @@
 """Small wrong changes to the code that decides, made from its syntax: what a swarm should notice.
 
 Places are all that the operators below apply to in `ksana/cache/` and `ksana/scheduling/`, but for what only
-checks, tells or writes itself down, and two files that no world runs (`_QUIET_FILES`, `_is_out_of_scope`).
+checks, tells or writes itself down, and a few files that no world runs (`_QUIET_FILES`, `_is_out_of_scope`).
 Which of them are tried is drawn from a seed.
 """
 
@@ -57,7 +57,7 @@ _RELEASES = {
 _QUIET_FILES = {
     "fa_checks.py", "invariants.py", "status.py", "__init__.py",
     "pool_sizes.py",  # decides before an engine begins
-    "fixed_batch.py",  # decides for `ksana perf` alone
+    "fixed_batch.py", "fixed_batch_steps.py",  # decide for `ksana perf` alone
 }  # fmt: skip
 _QUIET_FUNCTIONS = {
     "check", "check_touched", "check_sums", "snapshot", "restore", "status", "use", "as_message", "__len__",
