@@ -20,7 +20,7 @@ from simulations.summary import Distribution, Summary, Target, as_json, summaris
 
 TIMES = {
     "ttft_s": "time to first token",
-    "ttft_from_scheduled_s": "  since it was scheduled",
+    "ttft_from_scheduled_s": "first token since scheduled",
     "queue_s": "time in the queue",
     "tpot_s": "time per output token",
     "itl_s": "gap between two tokens",
@@ -52,7 +52,7 @@ def write_report(
 def report_page(record: RunRecord, summary: Summary, title: str | None = None) -> str:
     """The page of one run."""
     body = [f"<p>seed {record.seed}{f', message log {record.digest[:16]}' if record.digest else ''}</p>"]
-    body.append("<h2>Totals</h2>" + table(["", record.title or "run"], totals([summary])))
+    body.append("<h2>Totals</h2>" + table(["", ""], totals([summary])))
     body.append("<h2>Times</h2>" + times_table([summary]))
     body.append("<h2>Charts</h2>" + charts(run_figures([record])))
     if record.faults:
