@@ -72,6 +72,15 @@ def test_a_peak_survives_thinning() -> None:
     assert top < HEIGHT / 4
 
 
+def test_dots_are_thinned_evenly() -> None:
+    points = [(float(k), float(k % 10 < 1)) for k in range(100_003)]
+    path = path_of(chart(Series(name="one", points=points, dotted=True)), "dots")
+    heights = [float(y) for y in re.findall(r" ([\d.]+)h0", path)]
+    assert 1000 < len(heights) <= 1500
+    share_high = sum(height == min(heights) for height in heights) / len(heights)
+    assert share_high == pytest.approx(0.1, abs=0.02)
+
+
 @given(low=st.floats(0, 1e12), span=st.floats(1e-3, 1e12))
 def test_ticks_are_few_and_round(low: float, span: float) -> None:
     axis = Axis([low, low + span], False, 0, 100)
