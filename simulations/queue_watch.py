@@ -130,6 +130,7 @@ class QueueWatch:
         if len(self._running) >= min(spec.max_num_seqs, spec.max_num_batched_tokens):
             return
         if not self._fits(self._waiting[first], cores):
+            self._passed_over[first] = 0
             return
         passed = self._passed_over[first] = self._passed_over.get(first, 0) + 1
         limit = _PATIENCE if spec.sliding_window is None else _PATIENCE_WITH_WINDOWS

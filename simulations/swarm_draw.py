@@ -1,39 +1,32 @@
 """A random small scenario per seed: settings, requests and faults, rough on purpose.
 
 Pools are tiny, so that evictions, preemptions and refusals are the rule; texts are few, so that prefixes are
-shared, forked and met again; and one seed in four has room for everything, so that nothing may go wrong.
+shared, forked and met again. Each seed has a style, which leans on one part of the code.
 """
 
 from __future__ import annotations
 
 import random
-from typing import get_args
+from typing import Literal, get_args
 
 import msgspec
 
 from ksana.cache.cache_config import SwaEviction
 from ksana.costs.step_cost import LinearStepCost
+from ksana.scheduling.settings import Admission
 from simulations.engine import EngineSpec
-from simulations.faults import (
-    BadRow,
-    Disconnects,
-    Drained,
-    Fault,
-    Overload,
-    Poison,
-    SlowActor,
-    SlowMessages,
-    SlowWorker,
-    StartFailures,
-    StoreFaultKind,
-    StoreTrouble,
-    WorkerCrash,
-)
 from simulations.requests import ListedText, NamedText, PromptSource, SimRequest
 from simulations.routing import Routing
 from simulations.scenario import Scenario, StoreSpec, WorldSpec, least_swa_blocks
 from simulations.script import STOP_TOKEN_ID, Script
+from simulations.swarm_faults import draw_faults
 
+Style = Literal["calm", "usual", "growing", "loading", "storm"]
+"""calm: room for everything, and no faults, so that nothing may go wrong. growing: short prompts and long
+answers, in pools that hold the prompts. loading: two engines, one slow store, the same texts again and again.
+storm: many faults. usual: a bit of everything."""
+
+_STYLES: dict[Style, float] = {"calm": 0.2, "usual": 0.3, "growing": 0.15, "loading": 0.2, "storm": 0.15}
 _SALTS = ("", "", "", "", "tenant")
 
 
@@ -45,16 +38,17 @@ def draw_scenario(seed: int) -> Scenario:
 class _Drawing:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.is_calm = rng.random() < 0.25
-        """Room for everything, and no faults."""
+        self.style: Style = rng.choices(tuple(_STYLES), tuple(_STYLES.values()))[0]
+        chance = {"calm": 0.0, "loading": 1.0, "storm": 0.5}.get(self.style, 0.25)
+        self.has_store = rng.random() < chance
 
     def scenario(self, seed: int) -> Scenario:
         rng = self.rng
-        has_store = not self.is_calm and rng.random() < 0.4
-        engine = self._engine(has_store)
-        num_engines = 2 if rng.random() < (0.6 if has_store else 0.1) else 1
+        engine = self._engine()
+        num_engines = 2 if rng.random() < (0.8 if self.has_store else 0.1) else 1
         requests = self._requests(engine)
-        if self.is_calm:
+        faults = draw_faults(rng, requests, num_engines, self._num_faults(), has_store=self.has_store)
+        if self.style == "calm":
             engine = _roomy(engine, requests)
         world = WorldSpec(
             engines=(engine,),
@@ -63,40 +57,73 @@ class _Drawing:
             cost=LinearStepCost(
                 fixed_s=0.01, per_token_s=rng.choice((0.0, 1e-4, 1e-3)), per_attended_token_s=1e-6
             ),
-            store=StoreSpec(latency_s=0.003, bytes_per_s=rng.choice((1e5, 2e6))) if has_store else None,
-            faults=() if self.is_calm else self._faults(requests, num_engines, has_store),
+            store=self._store() if self.has_store else None,
+            faults=faults,
             fidelity="checked",
             sample_every_s=0.0,
             until_s=1e5 + 1e4,
         )
-        return Scenario(title=f"swarm seed {seed}", world=world, seed=seed, requests=requests)
+        return Scenario(title=f"swarm seed {seed}, {self.style}", world=world, seed=seed, requests=requests)
 
-    def _engine(self, has_store: bool) -> EngineSpec:
+    def _num_faults(self) -> int:
         rng = self.rng
-        block_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 8, 16))
+        if self.style == "calm" or (self.style != "storm" and rng.random() < 0.3):
+            return 0
+        return rng.randint(4, 9) if self.style == "storm" else rng.randint(1, 4)
+
+    def _store(self) -> StoreSpec:
+        rng = self.rng
+        if self.style == "loading":
+            return StoreSpec(
+                latency_s=rng.choice((0.003, 0.03, 0.1)), bytes_per_s=rng.choice((3e3, 3e4, 2e6))
+            )
+        return StoreSpec(latency_s=0.003, bytes_per_s=rng.choice((1e5, 2e6)))
+
+    # Engines
+
+    def _engine(self) -> EngineSpec:
+        rng = self.rng
+        block_size = rng.choice((1, 2, 3, 4) if self.style == "growing" else (1, 2, 3, 4, 4, 5, 8, 8, 16))
         max_model_len = rng.randint(3 * block_size, 24 * block_size) + 8
+        if self.style == "growing":
+            max_model_len += 40
+        spare = rng.choice((0, 1, 2, 4) if self.style in ("growing", "loading") else (0, 1, 2, 4, 8, 16, 40))
+        num_fa_blocks = max_model_len // block_size + 1 + spare
+        if self.style in ("usual", "storm") and rng.random() < 0.15:
+            num_fa_blocks = max(2, num_fa_blocks * rng.randint(3, 8) // 10)  # some requests can never run
         engine = EngineSpec(
             block_size=block_size,
-            num_fa_blocks=max_model_len // block_size + 1 + rng.choice((0, 1, 2, 4, 8, 16, 40)),
-            sliding_window=rng.randint(1, 5 * block_size) if rng.random() < 0.6 else None,
-            max_num_seqs=rng.randint(1, 8),
-            max_num_batched_tokens=rng.choice((3, 5, 8, 16, 32, 64)),
+            num_fa_blocks=num_fa_blocks,
+            max_num_seqs=rng.randint(3, 8) if self.style == "growing" else rng.randint(1, 8),
+            max_num_batched_tokens=rng.choice(
+                (3, 5, 8, 8) if self.style == "growing" else (3, 5, 8, 16, 32, 64)
+            ),
             max_model_len=max_model_len,
             max_queued_requests=rng.choice((2, 100, 100, 100)),
+            admission=rng.choice(get_args(Admission)) if rng.random() < 0.2 else "room_to_grow",
+            hold_when_short=rng.random() < 0.1,
             plan_ahead=rng.random() < 0.7,
-            enable_prefix_caching=has_store or rng.random() < 0.9,
+            enable_prefix_caching=self.has_store or rng.random() < 0.9,
             window_open_at_start=rng.random() < 0.7,
             swa_eviction=rng.choice(get_args(SwaEviction)),
             max_remote_loads=rng.randint(1, 4),
             remote_load_timeout_s=rng.choice((0.1, 1.0, 5.0)),
-            remote_write_back=rng.random() < 0.85,
+            remote_write_back=self.style == "loading" or rng.random() < 0.85,
             num_staging_slots=rng.choice((4, 8, 32)),
             start_time_s=rng.choice((0.05, 0.5)),
             step_timeout_s=20.0,
         )
-        if engine.sliding_window is None:
+        return self._with_window(engine)
+
+    def _with_window(self, engine: EngineSpec) -> EngineSpec:
+        rng = self.rng
+        if rng.random() < 0.4:
             return engine
-        spare = rng.choice((0, 1, 2, 5, 12, 30))
+        num_blocks = rng.randint(3, 10) if self.style == "growing" else rng.randint(1, 5)
+        engine = msgspec.structs.replace(
+            engine, sliding_window=rng.randint(1, num_blocks * engine.block_size)
+        )
+        spare = rng.choice((0, 0, 1, 2) if self.style in ("growing", "loading") else (0, 1, 2, 5, 12, 30))
         return msgspec.structs.replace(engine, num_swa_blocks=least_swa_blocks(engine) + spare)
 
     # Requests
@@ -111,22 +138,27 @@ class _Drawing:
             arrival_s += rng.expovariate(1 / pause_s) if pause_s else 0.0
             if rng.random() < 0.1:
                 arrival_s += 3.0
-            prompt = self._prompt(number, shared, requests)
+            prompt = self._prompt(number, shared, requests, engine)
             requests.append(self._request(arrival_s, prompt, engine))
         return tuple(requests)
 
-    def _prompt(self, number: int, shared: list[NamedText], before: list[SimRequest]) -> PromptSource:
+    def _prompt(
+        self, number: int, shared: list[NamedText], before: list[SimRequest], engine: EngineSpec
+    ) -> PromptSource:
         rng = self.rng
         kind = rng.random()
-        if kind < 0.15 and before:
+        if self.style == "growing" and kind < 0.7:
+            return PromptSource((NamedText(100 + number, rng.randint(1, 2 * engine.block_size)),))
+        again = 0.4 if self.style == "loading" else 0.15
+        if kind < again and before:
             return rng.choice(before).prompt
-        if kind < 0.4 and before:
+        if kind < again + 0.25 and before:
             last = rng.choice(before)
             answer = Script(last, last.prompt.token_ids(), keep_prompt=False).tokens(0, last.max_tokens)
             said = ListedText(answer[: rng.randint(1, len(answer))])
             return last.prompt.then(said, NamedText(100 + number, rng.randint(1, 12)))
         own = NamedText(100 + number, rng.randint(1, 40))
-        if kind < 0.75:
+        if kind < again + 0.6:
             return PromptSource((rng.choice(shared), own))
         return PromptSource((own,))
 
@@ -135,59 +167,22 @@ class _Drawing:
         room = engine.max_model_len - 1
         if prompt.num_tokens > room and rng.random() < 0.9:
             prompt = PromptSource((ListedText(prompt.token_ids()[: rng.randint(1, room)]),))
-        max_tokens = rng.randint(1, min(40, max(1, engine.max_model_len - prompt.num_tokens)))
+        longest = 80 if self.style == "growing" else 40
+        max_tokens = rng.randint(1, min(longest, max(1, engine.max_model_len - prompt.num_tokens)))
+        is_impatient = self.style != "calm" and rng.random() < 0.08
         return SimRequest(
             arrival_s=arrival_s,
             prompt=prompt,
-            num_output_tokens=rng.randint(1, 40) if rng.random() < 0.5 else None,
+            num_output_tokens=rng.randint(1, longest) if rng.random() < 0.5 else None,
             max_tokens=max_tokens,
             min_tokens=rng.randint(1, max_tokens) if rng.random() < 0.2 else 0,
             ignore_eos=rng.random() < 0.1,
             stop_token_id=STOP_TOKEN_ID if rng.random() < 0.15 else None,
             seed=rng.randrange(4),
             cache_salt=rng.choice(_SALTS),
-            timeout_s=rng.choice((0.05, 0.3)) if not self.is_calm and rng.random() < 0.08 else 1e6,
+            timeout_s=rng.choice((0.05, 0.3)) if is_impatient else 1e6,
             leaves_after=rng.randint(0, 6) if rng.random() < 0.12 else None,
             stop_after=rng.randint(0, 8) if rng.random() < 0.12 else None,
-        )
-
-    # Faults
-
-    def _faults(
-        self, requests: tuple[SimRequest, ...], num_engines: int, has_store: bool
-    ) -> tuple[Fault, ...]:
-        rng = self.rng
-        if rng.random() < 0.25:
-            return ()
-        return tuple(self._fault(requests, num_engines, has_store) for _ in range(rng.randint(1, 4)))
-
-    def _fault(self, requests: tuple[SimRequest, ...], num_engines: int, has_store: bool) -> Fault:
-        rng = self.rng
-        at_s = rng.uniform(0.0, requests[-1].arrival_s + 0.5)
-        engine, for_s = rng.randrange(num_engines), rng.choice((0.05, 0.5, 3.0))
-        if has_store and rng.random() < 0.4:
-            how = rng.choice(get_args(StoreFaultKind))
-            return StoreTrouble(at_s=at_s, engine=engine, how=how, for_s=for_s, share=rng.random())
-        kind = rng.choices(range(8), (4, 2, 1, 2, 2, 1, 5, 3))[0]
-        if kind == 0:
-            return WorkerCrash(at_s=at_s, engine=engine)
-        if kind == 1:
-            return SlowWorker(at_s=at_s, engine=engine, for_s=for_s, factor=rng.choice((3.0, 20.0)))
-        if kind == 2:
-            return StartFailures(at_s=at_s, engine=engine, count=rng.choice((1, 2, 5)))
-        if kind == 3:
-            return Disconnects(at_s=at_s, engine=engine, share=rng.choice((0.3, 1.0)))
-        if kind == 4:
-            return Overload(at_s=at_s, count=rng.randint(3, 12), max_tokens=8, seed=rng.randrange(1 << 16))
-        if kind == 5:
-            return Drained(at_s=at_s + 0.5, engine=engine)
-        if kind == 6:
-            where = rng.randrange(len(requests))
-            position = rng.randint(0, 8)
-            return rng.choice((BadRow, Poison))(request=where, position=position)
-        actor = rng.choice(get_args(SlowActor))
-        return SlowMessages(
-            at_s=at_s, engine=engine, actor=actor, for_s=for_s, delay_s=rng.choice((0.001, 0.004, 0.015))
         )
 
 

@@ -56,13 +56,15 @@ class EngineWatch:
 
     def tap(self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
         if actor == "scheduler":
+            self._check_gave_up(messages)
             if any(isinstance(message, WorkerLost | WorkerReady) for message in messages):
                 self._sent.clear()  # plans that crossed with the news are for nobody
             for _, message in said:
                 if isinstance(message, StepPlan):
                     self._take_plan(message, now_s)
             if self._check_cache:
-                is_simple = not (self.facts.num_losses or self.facts.has_store or self.facts.num_crashes)
+                spec = self.facts.spec
+                is_simple = not (self.facts.num_losses or self.facts.has_store or spec.hold_when_short)
                 self._queue.take(messages, said, self.engine.cores, is_simple=is_simple)
                 self._count_activation()
                 if self._num_activations % _CHECK_CACHE_EVERY == 0 and not said:
@@ -79,6 +81,12 @@ class EngineWatch:
             self._evictions.attach(self.engine.cores.allocator, self.engine.cores.manager)
         if self._then is not None:
             self._then(actor, now_s, messages, said)
+
+    def _check_gave_up(self, messages: Sequence[Message]) -> None:
+        """When there will be no worker for a long time, nobody is left waiting for one."""
+        lost = [message for message in messages if isinstance(message, WorkerLost)]
+        if lost and not lost[-1].restarting and self.engine.status().has_work:
+            raise BrokenPromise("the executor gave up, and requests still wait")
 
     def _count_loss(self) -> None:
         self.facts.num_losses += 1
