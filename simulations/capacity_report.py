@@ -52,8 +52,11 @@ def answer_text(capacity: Capacity) -> str:
         f"for {question.percentile:g} % of requests"
     )
     if capacity.rate_per_s is None:
-        at = "" if capacity.brackets else " even of requests that are alone"
-        return f"No rate keeps {wanted}; too high{at}: {', '.join(capacity.limited_by)}."
+        if capacity.brackets:
+            return f"No rate that was tried keeps {wanted}; too high: {', '.join(capacity.limited_by)}."
+        alone = capacity.alone
+        causes = [*alone.failures] or [f"{name} too high" for name in alone.broken]
+        return f"No rate keeps {wanted}, as requests do not get it even alone: {', '.join(causes)}."
     if not capacity.is_bounded:
         return f"{wanted} hold at any rate; {capacity.rate_per_s:.3g} requests/s is the highest tried."
     low, high = capacity.range_per_s

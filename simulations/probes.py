@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -40,7 +41,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     num_judged: int
     num_failed: int
-    """Of those judged: refused, failed, timed out."""
+    """Of those judged."""
+    failures: dict[str, int]
+    """How they ended: `failed 504`, `refused 429`, ..."""
     ttft_s: float | None
     tpot_s: float | None
     num_extrapolated: int
@@ -128,7 +131,8 @@ def _judge(question: Question, record: RunRecord, judged: list[RequestRecord], r
         "TTFT": (_percentile(values(map(ttft_s, finished)), question), question.target.ttft_s),
         "TPOT": (_percentile(values(map(tpot_s, finished)), question), question.target.tpot_s),
     }
-    num_failed = len(judged) - len(finished)
+    failures = Counter(request.ending for request in judged if not request.is_finished)
+    num_failed = failures.total()
     broken = [name for name, (time_s, most_s) in times.items() if time_s is not None and time_s > most_s]
     is_failing = num_failed > len(judged) * (1 - question.percentile / 100)
     return Probe(
@@ -136,6 +140,7 @@ def _judge(question: Question, record: RunRecord, judged: list[RequestRecord], r
         seed=record.seed,
         num_judged=len(judged),
         num_failed=num_failed,
+        failures=dict(sorted(failures.items())),
         ttft_s=times["TTFT"][0],
         tpot_s=times["TPOT"][0],
         num_extrapolated=record.counters.get("num_extrapolated", 0),

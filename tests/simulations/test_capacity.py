@@ -106,7 +106,14 @@ def test_what_cannot_be_had_even_alone_is_said_at_once() -> None:
     found = find_capacity(question(ttft_s=0.05), seeds=(0, 1, 2), told=trials.append)
     assert found.rate_per_s is None
     assert found.probes == ()
-    assert "even of requests that are alone" in answer_text(found)
+    assert "do not get it even alone: TTFT too high." in answer_text(found)
+
+
+def test_requests_that_cannot_be_served_at_all_are_named() -> None:
+    work = msgspec.structs.replace(EVENLY, texts=Texts(input_tokens="9000", output_tokens="1"))
+    found = find_capacity(question(workload=work), seeds=(0,), told=lambda _: None)
+    assert found.rate_per_s is None
+    assert answer_text(found).endswith("even alone: failed 400.")
 
 
 def test_requests_that_are_refused_break_the_target() -> None:
