@@ -27,6 +27,8 @@ answers, in pools that hold the prompts. loading: two engines, one slow store, t
 storm: many faults. usual: a bit of everything."""
 
 _STYLES: dict[Style, float] = {"calm": 0.2, "usual": 0.3, "growing": 0.15, "loading": 0.2, "storm": 0.15}
+_SPARE_BLOCKS: dict[Style, tuple[int, ...]] = {"growing": (0, 1, 2, 4), "loading": (0, 4, 12, 24, 40)}
+"""Beyond what one request can need."""
 _SALTS = ("", "", "", "", "tenant")
 
 
@@ -53,7 +55,7 @@ class _Drawing:
         world = WorldSpec(
             engines=(engine,),
             replicas=num_engines,
-            routing=rng.choice(get_args(Routing)),
+            routing="round_robin" if self.style == "loading" else rng.choice(get_args(Routing)),
             cost=LinearStepCost(
                 fixed_s=0.01, per_token_s=rng.choice((0.0, 1e-4, 1e-3)), per_attended_token_s=1e-6
             ),
@@ -75,7 +77,7 @@ class _Drawing:
         rng = self.rng
         if self.style == "loading":
             return StoreSpec(
-                latency_s=rng.choice((0.003, 0.03, 0.1)), bytes_per_s=rng.choice((3e3, 3e4, 2e6))
+                latency_s=rng.choice((0.003, 0.03, 0.1)), bytes_per_s=rng.choice((1e4, 1e5, 2e6))
             )
         return StoreSpec(latency_s=0.003, bytes_per_s=rng.choice((1e5, 2e6)))
 
@@ -83,11 +85,10 @@ class _Drawing:
 
     def _engine(self) -> EngineSpec:
         rng = self.rng
-        block_size = rng.choice((1, 2, 3, 4) if self.style == "growing" else (1, 2, 3, 4, 4, 5, 8, 8, 16))
-        max_model_len = rng.randint(3 * block_size, 24 * block_size) + 8
-        if self.style == "growing":
-            max_model_len += 40
-        spare = rng.choice((0, 1, 2, 4) if self.style in ("growing", "loading") else (0, 1, 2, 4, 8, 16, 40))
+        is_usual = self.style not in ("growing", "loading")
+        block_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 8, 16) if is_usual else (1, 2, 3, 4))
+        max_model_len = rng.randint(3 * block_size, 24 * block_size) + (8 if is_usual else 40)
+        spare = rng.choice(_SPARE_BLOCKS.get(self.style, (0, 1, 2, 4, 8, 16, 40)))
         num_fa_blocks = max_model_len // block_size + 1 + spare
         if self.style in ("usual", "storm") and rng.random() < 0.15:
             num_fa_blocks = max(2, num_fa_blocks * rng.randint(3, 8) // 10)  # some requests can never run
@@ -123,18 +124,19 @@ class _Drawing:
         engine = msgspec.structs.replace(
             engine, sliding_window=rng.randint(1, num_blocks * engine.block_size)
         )
-        spare = rng.choice((0, 0, 1, 2) if self.style in ("growing", "loading") else (0, 1, 2, 5, 12, 30))
+        spare = rng.choice((0, 0, 1, 2) if self.style == "growing" else (0, 1, 2, 5, 12, 30))
         return msgspec.structs.replace(engine, num_swa_blocks=least_swa_blocks(engine) + spare)
 
     # Requests
 
     def _requests(self, engine: EngineSpec) -> tuple[SimRequest, ...]:
         rng = self.rng
-        pause_s = rng.choice((0.0, 0.02, 0.1, 0.5))
+        pause_s = rng.choice((0.05, 0.2) if self.style == "loading" else (0.0, 0.02, 0.1, 0.5))
         shared = [NamedText(n, rng.randint(1, max(1, engine.max_model_len * 2 // 3))) for n in range(3)]
         requests: list[SimRequest] = []
         arrival_s = 0.0
-        for number in range(rng.choice((rng.randint(2, 8), rng.randint(8, 20), rng.randint(20, 40)))):
+        fewest = 20 if self.style == "loading" else 2
+        for number in range(rng.choice((rng.randint(fewest, 24), rng.randint(20, 40)))):
             arrival_s += rng.expovariate(1 / pause_s) if pause_s else 0.0
             if rng.random() < 0.1:
                 arrival_s += 3.0
@@ -149,7 +151,7 @@ class _Drawing:
         kind = rng.random()
         if self.style == "growing" and kind < 0.7:
             return PromptSource((NamedText(100 + number, rng.randint(1, 2 * engine.block_size)),))
-        again = 0.4 if self.style == "loading" else 0.15
+        again = 0.5 if self.style == "loading" else 0.15
         if kind < again and before:
             return rng.choice(before).prompt
         if kind < again + 0.25 and before:
@@ -169,7 +171,7 @@ class _Drawing:
             prompt = PromptSource((ListedText(prompt.token_ids()[: rng.randint(1, room)]),))
         longest = 80 if self.style == "growing" else 40
         max_tokens = rng.randint(1, min(longest, max(1, engine.max_model_len - prompt.num_tokens)))
-        is_impatient = self.style != "calm" and rng.random() < 0.08
+        is_impatient = self.style != "calm" and rng.random() < (0.2 if self.style == "loading" else 0.08)
         return SimRequest(
             arrival_s=arrival_s,
             prompt=prompt,
