@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from benchmarks.recorded_run import RecordedRun, Sample, read_run
+from benchmarks.recorded_run import KvCache, RecordedRun, Sample, read_run
 from benchmarks.serving_figures import Times, compare_samples, figures, print_figures, print_spread
 from ksana.costs.cost_file import CostModel
 from ksana.costs.step_cost import StepCost
@@ -50,16 +50,19 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 def engine_spec(run: RecordedRun) -> EngineSpec:
     """The simulated engine, set up as the recorded one was. That one keeps block 0 for padding."""
     meta = run.meta
-    reserve = meta.resolved_config.scheduler_config.scheduler_reserve_full_isl
+    if meta.kv_cache is None:
+        raise ConfigError("meta.json does not tell how many KV blocks the engine had; give --num-blocks")
+    scheduler = meta.resolved_config.scheduler_config
+    longest = max(len(asked.input_tok_ids) + asked.output_toks for asked in run.asked)
     return EngineSpec(
         block_size=meta.kv_cache.block_size,
         num_fa_blocks=meta.kv_cache.num_gpu_blocks - 1,
         max_num_seqs=meta.engine_kwargs.max_num_seqs,
         max_num_batched_tokens=meta.engine_kwargs.max_num_batched_tokens,
-        max_model_len=meta.resolved_config.model_config.max_model_len,
-        admission="whole_prompt" if reserve else "first_chunk",
+        max_model_len=meta.max_model_len or longest + 1,
+        admission="whole_prompt" if scheduler.scheduler_reserve_full_isl else "first_chunk",
         hold_when_short=True,
-        plan_ahead=meta.resolved_config.scheduler_config.async_scheduling,
+        plan_ahead=scheduler.async_scheduling,
         enable_prefix_caching=meta.kv_cache.enable_prefix_caching,
         start_time_s=0.0,
     )
@@ -205,11 +208,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--num-layers", type=int, default=32, help="decoder layers of the model (32)")
+    parser.add_argument("--num-blocks", type=int, help="KV blocks of 16, where meta.json does not have them")
     parser.add_argument("--again", type=int, default=0, metavar="N", help="simulate N times more (0)")
     parser.add_argument("--unequal-kv", action="store_true", help="use skew.csv (docs/fidelity.md, 4)")
     options = parser.parse_args(arguments)
     try:
         run = read_run(options.directory)
+        if options.num_blocks:
+            kv_cache = KvCache(num_gpu_blocks=options.num_blocks)
+            run = msgspec.structs.replace(run, meta=msgspec.structs.replace(run.meta, kv_cache=kv_cache))
         model = fit_profile(options.directory, num_layers=options.num_layers, unequal_kv=options.unequal_kv)
         cost = CostModel(model.data, allow_extrapolation=True)
         recorded = recorded_times(run)

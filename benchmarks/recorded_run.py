@@ -42,43 +42,48 @@ class Sample(msgspec.Struct, frozen=True):
     t: float
     running: int
     waiting: int
-    kv_cache_pct: float
+    kv_cache_pct: float = 0.0
 
 
 class EngineKwargs(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_model_len: int | None = None
 
 
 class KvCache(msgspec.Struct, frozen=True):
     num_gpu_blocks: int
-    block_size: int
-    enable_prefix_caching: bool
+    block_size: int = 16
+    enable_prefix_caching: bool = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    async_scheduling: bool
+    async_scheduling: bool = True
     """The next step is planned while one runs."""
-    scheduler_reserve_full_isl: bool
+    scheduler_reserve_full_isl: bool = True
     """A waiting request must find room for all its tokens, not for its first chunk alone."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    max_model_len: int
+    max_model_len: int | None = None
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True):
-    """What the engine made of its settings."""
+    """What the engine made of its settings. Older records lack this; what stands here are its defaults."""
 
-    scheduler_config: SchedulerConfig
-    model_config: ModelConfig
+    scheduler_config: SchedulerConfig = SchedulerConfig()
+    model_config: ModelConfig = ModelConfig()
 
 
 class Meta(msgspec.Struct, frozen=True):
     model: str
     engine_kwargs: EngineKwargs
-    kv_cache: KvCache
-    resolved_config: ResolvedConfig
+    kv_cache: KvCache | None = None
+    resolved_config: ResolvedConfig = ResolvedConfig()
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self.resolved_config.model_config.max_model_len or self.engine_kwargs.max_model_len
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):

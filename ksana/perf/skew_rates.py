@@ -15,7 +15,7 @@ import msgspec
 from ksana.costs.attention_table import AttentionTable
 from ksana.costs.skew_table import SkewRates
 from ksana.costs.step_cost import StepShape
-from ksana.perf.profile_tables import read_rows
+from ksana.perf.csv_numbers import read_rows
 
 _COLUMNS = ("n", "nb", "pc", "kp", "kvs", "kv_big", "t_mean_us", "t_skew_us")
 

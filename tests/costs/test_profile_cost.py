@@ -118,3 +118,25 @@ def test_nothing_takes_less_than_the_least_measured(cost: ProfileCost) -> None:
     assert cost.seconds(shape((2, 0))) == pytest.approx(
         1e-6 * (other_us(8, 1, 1) + NUM_LAYERS * attention_us(16, 0, 0, 0))
     )
+
+
+def test_newer_tables_count_all_keys_of_a_prefill(tmp_path: Path) -> None:
+    """Every chunk has been measured with its own lengths before it."""
+    write_profile(tmp_path)
+    keys = (16, 48, 64, 100, 128, 256, 500, 768)
+    points = [(0, 0, num, kv) for num in (1, 8, 32) for kv in (16, 1024)]
+    points += [(chunk, key, 0, 0) for chunk in (16, 64, 128, 256) for key in keys if key >= chunk]
+    points += [(*point[:2], num, kv) for point in points[6:] for num in (1, 8) for kv in (16, 1024)]
+    lines = [
+        f"attention,{chunk},{float(key)},{num},{kv},{q},{q * attention_us(chunk, key - chunk, num, kv)}"
+        for chunk, key, num, kv in points
+        for q in (1, 2)
+    ]
+    header = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
+    (tmp_path / "attention.csv").write_text("\n".join([header, *lines]))
+    cost = ProfileCost(read_profile(tmp_path, num_layers=NUM_LAYERS))
+    assert cost.attention_us(shape((128, 300))) == pytest.approx(attention_us(128, 300, 0, 0))
+    assert cost.attention_us(shape((64, 300), decodes=4, kv=200)) == pytest.approx(
+        attention_us(64, 300, 4, 200)
+    )
+    assert cost.attention_us(shape(decodes=8, kv=500)) == pytest.approx(attention_us(0, 0, 8, 500))

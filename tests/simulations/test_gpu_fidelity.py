@@ -119,6 +119,19 @@ def test_a_record_of_other_requests_is_refused(directory: Path, capsys: pytest.C
     assert "40 requests were asked and 39 served" in capsys.readouterr().err
 
 
+def test_older_records_say_less_of_the_engine(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_record(directory, simulated_run(directory))
+    meta = json.loads((directory / "meta.json").read_text())
+    del meta["kv_cache"]
+    # The defaults are what stood there, but for the graphs, which the tables' padding comes from.
+    meta["resolved_config"] = {"compilation_config": meta["resolved_config"]["compilation_config"]}
+    (directory / "meta.json").write_text(json.dumps(meta))
+    assert main([str(directory), "--num-layers", "64"]) == 2
+    assert "give --num-blocks" in capsys.readouterr().err
+    assert main([str(directory), "--num-layers", "64", "--num-blocks", "61"]) == 0
+    assert "latency, p99" in capsys.readouterr().out
+
+
 def test_arrivals_move_a_little_and_stay_in_order(directory: Path) -> None:
     run = read_run(directory)
     other = moved(run, seed=3)

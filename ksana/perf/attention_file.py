@@ -1,0 +1,116 @@
+"""Reads `attention.csv`: columns prefill_chunk, kv_prefill, n_decode, kv_decode, time_us (of one layer).
+
+Newer files have prefill_key instead of kv_prefill, all keys of the prefill instead of those before it, and
+decode_q_len, tokens per decode.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from pathlib import Path
+
+from ksana.costs.attention_table import AttentionGrid
+from ksana.errors import ConfigError
+from ksana.perf.csv_numbers import read_lines, read_rows
+
+_MAX_POINTS = 64
+"""On one axis of the grid."""
+
+_Grid = dict[tuple[int, int, int, int], float]
+
+
+def read_attention(path: Path) -> AttentionGrid:
+    """The grid of `attention.csv`. Points that the profiler had no KV memory for are continued along the KV
+    axis; numbers of decodes that were not measured beside a prefill are left out there."""
+    times = _attention_times(path)
+    chunks = _axis(path, "prefill_chunk", (c for c, _, _, _ in times if c))
+    before = _axis(path, "kv_prefill", (b for c, b, _, _ in times if c))
+    kv_axis = _axis(path, "kv_decode", (kv for _, _, num, kv in times if num))
+    decodes = _axis(path, "n_decode", (num for c, _, num, _ in times if num and not c))
+    beside = _axis(path, "n_decode", (num for c, _, num, _ in times if num and c))
+    prefill_us = tuple(tuple(_time(path, times, (c, b, 0, 0)) for b in before) for c in chunks)
+    lines = {
+        (chunk, b, num): _continued([times.get((chunk, b, num, kv)) for kv in kv_axis], kv_axis)
+        for chunk, b in [(0, 0), *((c, b) for c in chunks for b in before)]
+        for num in (beside if chunk else decodes)
+    }
+    decodes = tuple(num for num in decodes if lines[0, 0, num])
+    beside = tuple(num for num in beside if all(lines[c, b, num] for c in chunks for b in before))
+    if len(decodes) < 2 or len(beside) < 2:
+        raise ConfigError(f"{path}: too few numbers of decodes were measured at all other sizes")
+    return AttentionGrid(
+        decodes=decodes,
+        decode_kv=kv_axis,
+        decode_us=tuple(lines[0, 0, num] for num in decodes),
+        chunks=chunks,
+        before=before,
+        prefill_us=prefill_us,
+        mixed_decodes=beside,
+        mixed_us=tuple(
+            tuple(tuple(lines[chunk, b, num] for num in beside) for b in before) for chunk in chunks
+        ),
+    )
+
+
+def _attention_times(path: Path) -> _Grid:
+    """By chunk, KV before it, decodes and their KV."""
+    header, _ = read_lines(path, ("prefill_chunk",))
+    if "prefill_key" not in header:
+        columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+        return {(int(c), int(b), int(n), int(kv)): us for c, b, n, kv, us in read_rows(path, columns)}
+    newer = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode", "decode_q_len", "time_us")
+    times: _Grid = {}
+    for chunk, key, num, kv, decode_tokens, us in read_rows(path, newer):
+        if decode_tokens == 1 and key >= chunk:
+            times[int(chunk), int(key - chunk), int(num), int(kv)] = us
+    return _on_one_axis(times)
+
+
+def _on_one_axis(times: _Grid) -> _Grid:
+    """The same, every chunk with the same lengths before it, those of the smallest one: where a chunk was
+    measured at others, on the straight between the two next to it."""
+    lines: dict[tuple[int, int, int], dict[int, float]] = {}
+    for (chunk, before, num, kv), us in times.items():
+        lines.setdefault((chunk, num, kv), {})[before] = us
+    smallest = min((chunk for chunk, _, _ in lines if chunk), default=0)
+    axis = sorted({before for chunk, before, _, _ in times if chunk == smallest})
+    if len(axis) > _MAX_POINTS:
+        return times  # and will be refused for it
+    even: _Grid = {}
+    for (chunk, num, kv), line in lines.items():
+        points = sorted(line)
+        for before in axis if chunk else [0]:
+            above = min(max(bisect_left(points, before), 1), len(points) - 1)
+            if len(points) == 1 or before in line:
+                even[chunk, before, num, kv] = line.get(before, line[points[0]])
+                continue
+            lower, upper = points[above - 1], points[above]
+            share = (before - lower) / (upper - lower)
+            even[chunk, before, num, kv] = max(0.0, line[lower] + share * (line[upper] - line[lower]))
+    return even
+
+
+def _axis(path: Path, column: str, values: Iterable[int]) -> tuple[int, ...]:
+    axis = tuple(sorted(set(values)))
+    if len(axis) < 2 or len(axis) > _MAX_POINTS:
+        raise ConfigError(f"{path}: {column} needs 2 to {_MAX_POINTS} different values, and has {len(axis)}")
+    return axis
+
+
+def _time(path: Path, times: _Grid, point: tuple[int, int, int, int]) -> float:
+    if point not in times:
+        raise ConfigError(f"{path} lacks the row {','.join(map(str, point))}")
+    return times[point]
+
+
+def _continued(line: list[float | None], kv_axis: tuple[int, ...]) -> tuple[float, ...]:
+    """The line, with what is missing at its end on the straight through the two points before. Empty when it
+    has a gap, or fewer than two points."""
+    known = [us for us in line if us is not None]
+    if len(known) < 2 or line[: len(known)] != known:
+        return ()
+    for index in range(len(known), len(line)):
+        slope = (known[-1] - known[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
+        known.append(known[-1] + slope * (kv_axis[index] - kv_axis[index - 1]))
+    return tuple(known)
