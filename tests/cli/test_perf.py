@@ -208,6 +208,7 @@ def test_a_model_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_sweep_makes_a_cost_model_in_one_go(model: Path, tmp_path: Path) -> None:
     done = ksana_perf(
         *(model, "--sweep", "--quick", "--cost-file", "cost.json", "--output", "sweep.json", "--plot"),
+        *("--time-limit", 40),
         *(*SMALL, "--max-num-seqs", 8),
         cwd=tmp_path,
     )
