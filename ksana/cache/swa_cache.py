@@ -236,7 +236,7 @@ class SwaCache:
         """The whole state as plain values, which later changes do not touch."""
         return {
             "pool": self.pool.snapshot(),
-            "entries": [msgspec.structs.replace(entry) for entry in self._entries.values()],
+            "entries": [msgspec.structs.replace(entry, queue_key=0) for entry in self._entries.values()],
             "queue": self._queue.snapshot(),
             "queue_num_evictions": self._queue.num_evictions,
             "queue_clock": self._queue.clock,

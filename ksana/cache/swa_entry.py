@@ -26,7 +26,8 @@ class SwaEntry(msgspec.Struct, kw_only=True, gc=False):
     """Its tokens are computed and its FA block stands in the tree; before that it is nobody's cache."""
     queue_key: int = 0
     queue_number: int = -1
-    """Its place in the order of eviction; only while it is reclaimable."""
+    """Its place in the order of eviction; only while it is reclaimable. The key follows from the rest, and may
+    be longer than the 64 bits of a number in msgpack."""
     weight: float = 1.0
     """Its making and its hits, aged (lfu-aged): in units of one hit in age `weighed_at`."""
     weighed_at: int = 0
@@ -146,9 +147,11 @@ class SwaEvictionQueue:
         return [self._queued[number].swa_block_id for _, number in order]
 
     def restore(self, entries: Iterable[SwaEntry], num_evictions: int, clock: int) -> None:
-        """Go on with these entries waiting, each at the place it says."""
+        """Go on with these entries waiting, each under the number it has."""
         self._num_evictions, self._clock = num_evictions, clock
         self._queued = {entry.queue_number: entry for entry in entries}
+        for entry in self._queued.values():
+            entry.queue_key = self._key(entry)
         self._rebuild()
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import msgspec
 import pytest
 
 from ksana.cache.cache_config import CacheConfig, SwaEviction
-from ksana.cache.swa_cache import SwaCache
+from ksana.cache.swa_cache import SwaCache, SwaCacheSnapshot
 from ksana.cache.swa_entry import SwaEntry
 from ksana.errors import InvariantViolated
 from ksana.messages.swa import FaBlock, SwaFilled
@@ -104,6 +107,21 @@ def test_lru_evicts_what_was_longest_without_a_reference() -> None:
     cache.allocate(0, [fa(10), fa(11)])
     cache.check()
     assert valid(cache) == "a"
+
+
+@pytest.mark.parametrize("policy", get_args(SwaEviction))
+def test_a_snapshot_fits_into_msgpack_and_keeps_the_order(policy: SwaEviction) -> None:
+    """The keys of lfu-aged are longer than the numbers of msgpack."""
+    cache, twin = make_cache(6, policy), make_cache(6, policy)
+    for fa_block_id, hits in enumerate((3, 0, 2, 2, 0, 1)):
+        add_entry(cache, fa_block_id, hits=hits, position=fa_block_id % 2)
+    twin.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(cache.snapshot()), type=SwaCacheSnapshot))
+    assert twin.snapshot() == cache.snapshot()
+    for new in range(10, 16):
+        for one in (cache, twin):
+            one.allocate(0, [fa(new)])
+            one.check()
+        assert valid(twin) == valid(cache)
 
 
 def test_a_referenced_entry_is_no_candidate_until_its_step_is_done() -> None:

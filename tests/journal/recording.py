@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import trio
@@ -58,9 +60,10 @@ def record(
     before_end: Callable[[SimulatedEngine], None] = lambda _engine: None,
     is_stopped: bool = False,
     is_calm: bool = False,
+    changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
     """Requests with shared prefixes, aborts, stops and a tight pool; unless `is_calm`, a store that breaks
-    and workers that crash."""
+    and workers that crash. `changes`: other values for the engine's spec."""
 
     async def main() -> Run:
         return await _record(
@@ -75,6 +78,7 @@ def record(
             before_end,
             is_stopped,
             is_calm,
+            changes,
         )
 
     return run_deterministic(seed, main, VirtualClock())
@@ -92,6 +96,7 @@ async def _record(
     before_end: Callable[[SimulatedEngine], None],
     is_stopped: bool,
     is_calm: bool,
+    changes: Mapping[str, Any],
 ) -> Run:
     rng, faults = random.Random(seed), random.Random(seed + 1)
     store = None if is_calm else SimulatedStore(seed + 2, latency_s=0.003, bytes_per_s=2e6)
@@ -107,6 +112,7 @@ async def _record(
         max_remote_loads=6,
         num_staging_slots=32,
     )
+    spec = msgspec.structs.replace(spec, **changes)
     ended: set[int] = set()
     all_ended = trio.Event()
     outputs: dict[int, list[int]] = {}

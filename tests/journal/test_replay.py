@@ -55,6 +55,15 @@ def test_without_sliding_layers(tmp_path: Path) -> None:
     assert report.by_actor.keys() == set(ACTORS) - {"swa_cache_manager"}
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu-aged"])
+def test_with_other_eviction_rules(tmp_path: Path, policy: str) -> None:
+    changes = {"swa_eviction": policy, "num_swa_blocks": 40}
+    record(tmp_path, seed=3, num_requests=60, segment_bytes=64 << 10, changes=changes)
+    segments = list_segments(tmp_path)
+    assert len(segments) > 2
+    assert replay(segments, ACTORS).difference is None
+
+
 def test_a_subset_of_actors_may_be_recorded(tmp_path: Path) -> None:
     """What the others say to them is then in the journal in full."""
     record(tmp_path, seed=2, num_requests=60, actors=("swa_cache_manager", "scheduler"))
