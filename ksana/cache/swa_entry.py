@@ -26,7 +26,7 @@ class SwaEntry(msgspec.Struct, kw_only=True, gc=False):
     """Its tokens are computed and its FA block stands in the tree; before that it is nobody's cache."""
     queue_key: int = 0
     queue_number: int = -1
-    """Its place in the order of eviction; only while it is reclaimable. The key follows from the rest, and may
+    """Its place in the order of eviction; only while it is reclaimable. The key follows from the rest and may
     be longer than the 64 bits of a number in msgpack."""
     weight: float = 1.0
     """Its making and its hits, aged (lfu-aged): in units of one hit in age `weighed_at`."""
