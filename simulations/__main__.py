@@ -22,6 +22,17 @@ from simulations.swarm import REAL_S_PER_WORLD, run_swarm
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a promise was broken (or too few mutants found), 2 wrong use."""
+    options = build_parser().parse_args(arguments)
+    logging.disable(logging.CRITICAL)  # workers die by the dozen here, as planned
+    try:
+        status: int = options.run(options)
+    except ConfigError as error:
+        sys.stderr.write(f"python -m simulations {options.command}: {error}\n")
+        return 2
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     add_run_command(commands)
@@ -30,14 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_smoke(commands)
     _add_swarm(commands)
     _add_mutations(commands)
-    options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # workers die by the dozen here, as planned
-    try:
-        status: int = options.run(options)
-    except ConfigError as error:
-        sys.stderr.write(f"python -m simulations {options.command}: {error}\n")
-        return 2
-    return status
+    return parser
 
 
 if TYPE_CHECKING:

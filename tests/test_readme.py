@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ksana.cli import replay
+from ksana.cli.perf_flags import parse_flags as parse_perf_flags
 from ksana.cli.settings import parse_flags
+from simulations.__main__ import build_parser as simulations_parser
 from tests.models_for_tests import smollm2_gguf
 from tests.server.process import ENTRY_POINT, ServerProcess
 
@@ -43,7 +46,16 @@ def commands(*start: str) -> list[list[str]]:
 
 
 def test_every_snippet_is_of_a_kind_that_is_tried() -> None:
-    kinds = [("make",), ("ksana", "serve"), ("ksana", "check"), (".venv/bin/ksana", "chat"), ("curl",)]
+    kinds = [
+        ("make",),
+        ("ksana", "serve"),
+        ("ksana", "check"),
+        ("ksana", "replay"),
+        ("ksana", "perf"),
+        ("python", "-m", "simulations"),
+        (".venv/bin/ksana", "chat"),
+        ("curl",),
+    ]
     assert sum(len(commands(*kind)) for kind in kinds) == len(SHELL), SHELL
     assert all(commands(*kind) for kind in kinds)
     assert len(PYTHON) == 2
@@ -61,6 +73,15 @@ def test_flags_of_serve_and_check() -> None:
     for program, command, *arguments in [*commands("ksana", "serve"), *commands("ksana", "check")]:
         layer, _ = parse_flags(f"{program} {command}", "", arguments)
         assert "model" in layer
+
+
+def test_flags_of_replay_perf_and_simulations() -> None:
+    for _, _, *arguments in commands("ksana", "replay"):
+        assert replay.build_parser().parse_strictly(arguments).DIR
+    for _, _, *arguments in commands("ksana", "perf"):
+        parse_perf_flags(arguments)
+    for _, _, _, command, *arguments in commands("python", "-m", "simulations"):
+        assert simulations_parser().parse_args([command, *arguments]).command == command
 
 
 def test_flags_in_the_text_exist() -> None:
