@@ -10,6 +10,7 @@ from ksana.journal.reading import Segment
 from ksana.journal.requests import requests_of, segments_of_run
 from ksana.what_if.changes import changed, without_remote_cache
 from ksana.what_if.figures import recorded_figures
+from ksana.what_if.limits import check_requests, check_settings
 from ksana.what_if.rerun import rerun
 from ksana.what_if.step_times import fit, recorded_steps
 
@@ -22,11 +23,13 @@ def show_what_if(segments: Sequence[Segment], changes: Sequence[str]) -> int:
     """
     segments = segments_of_run(segments)
     recorded_settings = segments[0].header.settings
+    check_settings(recorded_settings)
     new_settings = changed(recorded_settings, changes)
     requests = requests_of(segments)
     asked = [request for request in requests if request.added_s is not None]
     if not asked:
         raise ConfigError("no request was handed in while this was recorded")
+    check_requests(asked)
     fitted = fit(recorded_steps(segments))
     print(
         f"{len(asked)} requests of run {segments[0].header.run}; times fitted to {fitted.num_steps} steps, "

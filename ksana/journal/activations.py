@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from ksana.journal.format import Activation, CoreState
+from ksana.journal.format import UNREADABLE, Activation, CoreState
 from ksana.journal.reading import JournalError, Segment, Tail, read_frames
 from ksana.journal.schema import message_decoder
 from ksana.messages.base import Message
@@ -51,9 +51,13 @@ class SegmentReader:
     def read(self) -> Iterator[State | Heard]:
         """States, then activations, in order. Raises JournalError for what is damaged."""
         number = 0
+        with_state: set[Address] = set()
         for offset, frame in read_frames(self.segment, self.tail):
             if isinstance(frame, CoreState):
                 actor = self._actor(frame.actor, offset)
+                if number or actor in with_state:
+                    raise self.damaged(offset, f"a state of the {actor} where none belongs")
+                with_state.add(actor)
                 if actor in self._actors:
                     yield State(actor=actor, offset=offset, state=frame.state)
             elif isinstance(frame, Activation):
@@ -76,7 +80,7 @@ class SegmentReader:
         """A message of the frame at `offset`. Raises JournalError if it is none."""
         try:
             return message_decoder().decode(raw)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise self.damaged(offset, f"no message ({error})") from None
 
     def damaged(self, offset: int, what: str) -> JournalError:
@@ -93,6 +97,8 @@ class SegmentReader:
             if raw is None:
                 raise self.damaged(offset, f"message {number} was not said before")
             messages.append(self.message(raw, offset))
+        if next(in_full, None) is not None:
+            raise self.damaged(offset, "a message that nobody was told")
         return tuple(messages)
 
     def _keep_said(self, frame: Activation, actor: Address) -> None:

@@ -27,6 +27,10 @@ VERSION = 1
 
 SEGMENT_NAME = re.compile(r"segment-([0-9]{8})\.ksj", re.ASCII)
 MAX_SEGMENTS = 10**8
+RUN_NAME = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
+UNREADABLE = (ValueError, RecursionError)
+"""What msgspec raises for bytes that are not of the type asked for: its own errors are ValueErrors, but what
+is nested too deeply is a RecursionError."""
 
 
 def segment_name(number: int) -> str:
@@ -55,7 +59,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
     journal_version: int = VERSION
     schema_hash: str
     run: str
-    """Names the process that wrote it."""
+    """Names the process that wrote it, as `RUN_NAME`."""
     segment: int
     generation: int
     """Counts fresh cores within the run: a state goes on from one segment to the next of a generation."""

@@ -12,8 +12,17 @@ from typing import BinaryIO
 import msgspec
 
 from ksana.errors import KsanaError
-from ksana.journal.format import FORMAT, SEGMENT_NAME, VERSION, Frame, SegmentEnd, SegmentHeader
-from ksana.journal.schema import schema_hash
+from ksana.journal.format import (
+    FORMAT,
+    RUN_NAME,
+    SEGMENT_NAME,
+    UNREADABLE,
+    VERSION,
+    Frame,
+    SegmentEnd,
+    SegmentHeader,
+)
+from ksana.journal.schema import STATE_TYPES, schema_hash
 from ksana.messages.base import SCHEMA_VERSION
 from ksana.runtime.frames import LENGTH_AND_CRC, MAX_FRAME_BYTES, Header
 
@@ -69,18 +78,33 @@ def list_segments(directory: Path) -> list[Segment]:
     numbers = sorted((int(match[1]), name) for name in names if (match := SEGMENT_NAME.fullmatch(name)))
     if not numbers:
         raise JournalError(f"there is no journal in {directory}: no segment-NNNNNNNN.ksj")
-    segments = []
+    segments: list[Segment] = []
+    headless: list[Path] = []  # the last ones: killed, or the disk full, while they were being begun
     for number, name in numbers:
         path = directory / name
         header = _read_header(path)
         if header is None:
-            if number == numbers[-1][0]:
-                continue  # killed while it was being begun
-            raise JournalError(f"{path}: the segment is empty, but others follow it")
+            headless.append(path)
+            continue
+        if header.segment != number:
+            raise JournalError(f"{path} is segment {header.segment} under another name")
+        if headless and segments and segments[-1].header.run == header.run:
+            raise JournalError(f"{headless[0]}: damaged: it has no whole header, but the process went on")
+        headless.clear()
         segments.append(Segment(path, number, header))
     if not segments:
         raise JournalError(f"there is no whole segment in {directory}")
     return segments
+
+
+def missing_before(segment: Segment, before: Segment) -> str | None:
+    """What is to be told if segments between these two of a list are not there."""
+    first, last = before.number + 1, segment.number - 1
+    if first > last:
+        return None
+    if first == last:
+        return f"segment {first} is not there, or without a whole header"
+    return f"segments {first} to {last} are not there, or without whole headers"
 
 
 def read_frames(segment: Segment, tail: Tail) -> Iterator[tuple[int, Frame]]:
@@ -98,7 +122,7 @@ def read_frames(segment: Segment, tail: Tail) -> Iterator[tuple[int, Frame]]:
             raise JournalError(f"{segment.path}: damaged at byte {offset}: a frame after the end")
         try:
             frame = decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise JournalError(f"{segment.path}: damaged at byte {offset}: no frame ({error})") from None
         if isinstance(frame, SegmentEnd):
             if frame.num_frames != num_frames - 1:
@@ -124,7 +148,7 @@ def _read_header(path: Path) -> SegmentHeader | None:
         if plain.version != SCHEMA_VERSION:
             raise JournalError(f"{path}: messages of version {plain.version}, here they are {SCHEMA_VERSION}")
         header = msgspec.msgpack.decode(first[1], type=SegmentHeader)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise JournalError(f"{path}: the header cannot be read ({error})") from None
     if header.journal_version != VERSION:
         raise JournalError(f"{path}: a journal of version {header.journal_version}, this reads {VERSION}")
@@ -132,6 +156,11 @@ def _read_header(path: Path) -> SegmentHeader | None:
         raise JournalError(
             f"{path} was written by a Ksana whose messages or states differ: replay it with that one"
         )
+    actors = header.actors
+    if not (set(actors) <= STATE_TYPES.keys() and len(set(actors)) == len(actors)):
+        raise JournalError(f"{path}: the header names actors that cannot be recorded, or one twice")
+    if RUN_NAME.fullmatch(header.run) is None:
+        raise JournalError(f"{path}: the header has no name of a run")
     return header
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from ksana.journal.activations import Heard, SegmentReader, State
 from ksana.journal.cores import RestoredCore, decode_state, restore_core
-from ksana.journal.reading import JournalError, Segment
+from ksana.journal.reading import JournalError, Segment, missing_before
 from ksana.messages.base import Message
 from ksana.runtime.actor import Address, Said
 from ksana.tokenizers.prompts import PromptEncoder
@@ -63,6 +63,8 @@ def replay(
     before: _SegmentReplay | None = None
     for place, segment in enumerate(segments):
         progress(segment)
+        if before is not None and (gap := missing_before(segment, before.segment)) is not None:
+            report.notes.append(gap)
         running = _SegmentReplay(segment, actors, encoder, report)
         report.difference = running.run(before)
         if report.difference is not None:
@@ -130,7 +132,7 @@ class _SegmentReplay:
             return
         arrived = before.cores[actor]
         if actor != before.reader.last:
-            arrived.next_timer_s()  # as its shell did when it began to wait
+            self._next_timer_s(arrived)  # as its shell did when it began to wait
         if arrived.state() != decode_state(actor, one.state):
             raise _Different(f"the state at the end of segment {before.segment.number} is another one")
 
@@ -149,7 +151,7 @@ class _SegmentReplay:
             raise self.reader.damaged(one.offset, f"no state of the {one.actor}")
         self._report.num_activations += 1
         self._report.by_actor[one.actor] = self._report.by_actor.get(one.actor, 0) + 1
-        timer_s = core.next_timer_s()
+        timer_s = self._next_timer_s(core)
         if not one.messages and not one.error and (timer_s is None or timer_s > one.now_s):
             raise _Different(f"a timer was due at {one.now_s}", "a timer", f"the next is at {timer_s}")
         said: list[Said] = []
@@ -160,6 +162,13 @@ class _SegmentReplay:
             error = f"{type(raised).__name__}: {raised}"[:MAX_ERROR_CHARS]
         self._compare_errors(one, error)
         self._compare_said(one, said)
+
+    def _next_timer_s(self, core: RestoredCore) -> float | None:
+        try:
+            return core.next_timer_s()
+        except Exception as raised:  # in a state that no core was ever in
+            error = f"{type(raised).__name__}: {raised}"[:MAX_ERROR_CHARS]
+            raise _Different("the core cannot tell its next timer", "no error", error) from None
 
     def _compare_errors(self, one: Heard, error: str) -> None:
         # A redacted journal has only the name of an error.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
 from ksana.journal.activations import Heard, SegmentReader, State
 from ksana.journal.cores import decode_state
-from ksana.journal.reading import JournalError, Segment, list_segments
+from ksana.journal.format import UNREADABLE
+from ksana.journal.reading import JournalError, Segment, list_segments, missing_before
 from ksana.messages.base import Message, RequestId
 from ksana.messages.outputs import Outcome, RequestTiming, StepOutputs
 from ksana.messages.requests import Abort, AddRequest, SamplingParams, StopStringFound
@@ -55,11 +57,16 @@ def recorded_requests(directory: Path, run: str | None = None) -> list[RecordedR
 
 
 def segments_of_run(segments: Sequence[Segment], run: str | None = None) -> list[Segment]:
-    """Those of the run, or of the last one. Raises JournalError."""
+    """Those of the run, or of the last one. Raises JournalError if some between them are missing: then what
+    became of the requests is not known."""
     name = segments[-1].header.run if run is None else run
     chosen = [segment for segment in segments if segment.header.run == name]
     if not chosen or any("scheduler" not in segment.header.actors for segment in chosen):
         raise JournalError(f"the scheduler of run {name} was not recorded")
+    for before, segment in pairwise(chosen):
+        gap = missing_before(segment, before)
+        if gap is not None:
+            raise JournalError(f"{gap}: name those after or before it with --segment")
     return chosen
 
 
@@ -84,7 +91,7 @@ def _known_before(one: State) -> dict[RequestId, RecordedRequest]:
     """Requests that were there when the journal began."""
     try:
         state = decode_state("scheduler", one.state)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise JournalError(f"the recorded state of the scheduler is none ({error})") from None
     return {
         request.request_id: RecordedRequest(

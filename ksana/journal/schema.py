@@ -1,7 +1,7 @@
 """Every message and every state a journal may hold, and a hash of how they are defined.
 
-A journal is read by the Ksana that wrote it, or by one whose messages and states are the same: with others a
-replay would compare what cannot be compared.
+A journal is read by the Ksana that wrote it, or by one whose messages, states and settings are the same: with
+others a replay would compare what cannot be compared.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 import ksana.messages
 from ksana.cache.block_allocator import AllocatorSnapshot
 from ksana.cache.swa_manager import ManagerSnapshot
+from ksana.journal.format import RecordedSettings
 from ksana.loading.state import LoaderState
 from ksana.messages.base import Message
 from ksana.runtime.actor import Address
@@ -60,9 +61,9 @@ def message_decoder() -> msgspec.msgpack.Decoder[Message]:
 
 @functools.cache
 def schema_hash() -> str:
-    """SHA-256 over the definition of every message and state, and of all they are made of."""
+    """SHA-256 over the definition of every message, every state, the settings, and all they are made of."""
     described: dict[str, str] = {}
-    for kind in (*message_types(), *STATE_TYPES.values()):
+    for kind in (*message_types(), *STATE_TYPES.values(), RecordedSettings):
         _describe(kind, described)
     digest = hashlib.sha256()
     for name in sorted(described):

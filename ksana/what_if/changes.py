@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Sequence
 from typing import Any
@@ -14,20 +15,20 @@ from ksana.errors import ConfigError
 from ksana.journal.format import RecordedSettings
 from ksana.scheduling.settings import Admission
 
-_COUNTS = {
+MAX_COUNTS = {
     "max_num_seqs": 4096,
     "max_num_batched_tokens": 1 << 20,
     "max_new_per_plan": 4096,
     "num_fa_blocks": 1 << 22,
     "num_swa_blocks": 1 << 22,
 }
-"""With the largest value."""
+"""Names, with the largest value; the smallest is 1."""
 _BOOLEANS = ("plan_ahead", "enable_prefix_caching", "window_open_at_start")
 _WORDS = {
     "swa_eviction": typing.get_args(SwaEviction),
     "admission": typing.get_args(Admission),
 }
-NAMES = (*_COUNTS, *_BOOLEANS, *_WORDS)
+NAMES = (*MAX_COUNTS, *_BOOLEANS, *_WORDS)
 
 
 def changed(settings: RecordedSettings, changes: Sequence[str]) -> RecordedSettings:
@@ -61,9 +62,9 @@ def _parse(change: str) -> tuple[str, Any]:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ConfigError(f"--set {change[:80]!r}{hint}: say NAME=VALUE with one of {', '.join(NAMES)}")
     text = text.strip()
-    if name in _COUNTS:
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= _COUNTS[name]:
-            raise ConfigError(f"--set {name}: {text[:40]!r} is no whole number from 1 to {_COUNTS[name]}")
+    if name in MAX_COUNTS:
+        if re.fullmatch("[0-9]{1,12}", text, re.ASCII) is None or not 1 <= int(text) <= MAX_COUNTS[name]:
+            raise ConfigError(f"--set {name}: {text[:40]!r} is no whole number from 1 to {MAX_COUNTS[name]}")
         return name, int(text)
     if name in _BOOLEANS:
         if text not in ("true", "false"):

@@ -26,6 +26,7 @@ from ksana.journal.format import (
 )
 from ksana.journal.reading import JournalError, list_segments
 from ksana.journal.replay import ReplayReport, replay
+from ksana.journal.requests import recorded_requests
 from ksana.runtime.frames import FrameDecoder, Header, encode_frame
 from tests.journal.recording import ACTORS, record
 
@@ -96,9 +97,46 @@ def test_a_segment_that_was_being_begun_is_passed_over(whole: Path, tmp_path: Pa
     data = list_segments(whole)[0].path.read_bytes()
     with_bytes(tmp_path, data)
     assert replayed(with_bytes(tmp_path, data[:20], 2)).num_segments == 1
-    with_bytes(tmp_path, data, 3)
-    with pytest.raises(JournalError, match="empty, but others follow"):
+
+
+def test_a_process_killed_while_it_began_a_segment_spoils_nothing_of_the_next(
+    tmp_path: Path,
+) -> None:
+    record(tmp_path, seed=1, num_requests=12)
+    last = list_segments(tmp_path)[-1].number
+    (tmp_path / segment_name(last + 1)).write_bytes(b"")
+    record(tmp_path, seed=2, num_requests=12)
+    report = replayed(tmp_path)
+    assert report.difference is None
+    assert report.by_actor["scheduler"] > 0
+    assert report.notes == [f"segment {last + 1} is not there, or without a whole header"]
+
+
+def test_segments_that_are_not_what_their_names_say(tmp_path: Path) -> None:
+    record(tmp_path, num_requests=30, segment_bytes=64 << 10)
+    segments = list_segments(tmp_path)
+    assert len(segments) > 3
+    first, second, third = (segment.path for segment in segments[:3])
+    whole, data = replayed(tmp_path), second.read_bytes()
+
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(JournalError, match="is segment 3 under another name"):
         replayed(tmp_path)
+    second.write_bytes(b"")
+    with pytest.raises(JournalError, match="no whole header, but the process went on"):
+        replayed(tmp_path)
+    second.unlink()
+    report = replayed(tmp_path)
+    assert report.difference is None
+    assert report.notes == ["segment 2 is not there, or without a whole header"]
+    with pytest.raises(JournalError, match="segment 2 is not there"):
+        recorded_requests(tmp_path)
+
+    second.write_bytes(data)
+    first.unlink()
+    report = replayed(tmp_path)
+    assert report.notes == [], "the oldest ones go"
+    assert report.num_activations < whole.num_activations
 
 
 def test_a_cut_in_the_middle_of_a_run_is_damage(tmp_path: Path) -> None:
@@ -171,6 +209,55 @@ def no_message(frames: list[Any]) -> None:
     frames[at] = msgspec.structs.replace(frames[at], messages=[msgspec.Raw(b"\xc0")])
 
 
+def told_to_nobody(frames: list[Any]) -> None:
+    at = first_activation(frames)
+    frames[at] = msgspec.structs.replace(frames[at], messages=[*frames[at].messages, frames[at].messages[0]])
+
+
+def state_twice(frames: list[Any]) -> None:
+    frames.insert(2, frames[1])
+
+
+def late_state(frames: list[Any]) -> None:
+    frames.insert(first_activation(frames) + 1, frames[1])
+
+
+def renumbered(frames: list[Any]) -> None:
+    frames[0] = msgspec.structs.replace(frames[0], segment=2)
+
+
+def strange_actor(frames: list[Any]) -> None:
+    frames[0] = msgspec.structs.replace(frames[0], actors=(*frames[0].actors, "producer"))
+
+
+def actor_twice(frames: list[Any]) -> None:
+    frames[0] = msgspec.structs.replace(frames[0], actors=(*frames[0].actors, "scheduler"))
+
+
+def nameless_run(frames: list[Any]) -> None:
+    frames[0] = msgspec.structs.replace(frames[0], run="\x1b[2J")
+
+
+DEEP = b"\x91" * 1_000_000 + b"\xc0"
+
+
+def deep_frame(frames: list[Any]) -> None:
+    frames[first_activation(frames)] = DEEP
+
+
+def deep_header(frames: list[Any]) -> None:
+    frames[0] = b"\x82\xa6format\xadksana.journal\xa8settings\x81\xa1a" + DEEP
+
+
+def deep_message(frames: list[Any]) -> None:
+    at = first_activation(frames)
+    frames[at] = msgspec.structs.replace(frames[at], numbers=[0], messages=[msgspec.Raw(DEEP)])
+
+
+def deep_state(frames: list[Any]) -> None:
+    frames[1] = CoreState(0, DEEP)
+
+
 def after_the_end(frames: list[Any]) -> None:
     frames.append(frames[first_activation(frames)])
 
@@ -218,6 +305,17 @@ def wrong_end(frames: list[Any]) -> None:
         later_version,
         no_frame,
         wrong_end,
+        told_to_nobody,
+        state_twice,
+        late_state,
+        renumbered,
+        strange_actor,
+        actor_twice,
+        nameless_run,
+        deep_frame,
+        deep_header,
+        deep_message,
+        deep_state,
     ],
     ids=lambda edit: edit.__name__,
 )

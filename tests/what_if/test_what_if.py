@@ -135,6 +135,7 @@ def test_no_part_of_a_cost_is_negative() -> None:
         ("max_num_seqs=0", "no whole number from 1 to 4096"),
         ("max_num_seqs=-1", "no whole number"),
         ("max_num_seqs=" + "9" * 5000, "no whole number"),
+        ("max_num_seqs=0000000000019999", "no whole number"),
         ("num_fa_blocks=99999999", "no whole number from 1 to 4194304"),
         ("plan_ahead=yes", "neither true nor false"),
         ("swa_eviction=best", "none of lfu, lru, lfu-aged"),
