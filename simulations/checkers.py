@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +20,8 @@ from simulations.script import EOS_ID
 if TYPE_CHECKING:
     from simulations.frontend import Asked
 
+_MANY = 5
+_SHARE_LOADED = 0.9
 PATIENT_S = 1e5
 """A client with a timeout of this or more waits for ever: that it runs out means that something hung."""
 
@@ -43,6 +46,8 @@ class EngineFacts:
         self.oracle: PrefixOracle | None = None
         """Only where answers are checked closely."""
         self.store_oracle: StoreOracle | None = None
+        self.stored: Mapping[bytes, bytes] = {}
+        """What lies in the store, by key."""
         self.has_store = False
         self.num_poisons = 0
         self.is_calm = True
@@ -63,6 +68,8 @@ class Accounted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens that had to be computed, without what the cache had; those sampled last need not be."""
     num_cached: int
     num_cached_expected: int
+    num_stored: int
+    """Prompt tokens that the store had when it was asked."""
     ran: bool
 
 
@@ -184,6 +191,7 @@ def account(asked: Asked, ended: RequestEnded, now_s: float, facts: EngineFacts)
             num_computed=usage.num_prompt_tokens - usage.num_cached_tokens + usage.num_output_tokens,
             num_cached=usage.num_cached_tokens,
             num_cached_expected=asked.num_cached_expected,
+            num_stored=asked.num_stored,
             ran=ran,
         )
     )
@@ -201,7 +209,10 @@ def check_books(facts: EngineFacts, counters: SchedulerCounters, cache: CacheCou
         if facts.num_losses > allowed:
             raise BrokenPromise(f"{facts.num_losses} crashes to find a poisonous request, {allowed} allowed")
     lengths = [ending.num_tokens_at_most for ending in facts.endings]
-    if not facts.is_calm or facts.has_store or not is_roomy(facts.spec, lengths):
+    if not facts.is_calm or not is_roomy(facts.spec, lengths):
+        return
+    if facts.has_store:
+        _check_shares(facts)
         return
     if counters.num_preemptions:
         raise BrokenPromise(f"{counters.num_preemptions} preemptions, though there was room for all")
@@ -218,6 +229,18 @@ def check_books(facts: EngineFacts, counters: SchedulerCounters, cache: CacheCou
                     f"number {ending.index}: {ending.num_cached} tokens from the cache, which has "
                     f"{ending.num_cached_expected}"
                 )
+
+
+def _check_shares(facts: EngineFacts) -> None:
+    """Where there is room, most of what the store has is loaded rather than computed; when the store's speed
+    is not known, or many come at once, not all."""
+    ran = [ending for ending in facts.endings if ending.ran and ending.num_stored]
+    stored = sum(ending.num_stored for ending in ran)
+    cached = sum(min(ending.num_cached, ending.num_stored) for ending in ran)
+    if len(ran) >= _MANY and cached < _SHARE_LOADED * stored:
+        raise BrokenPromise(
+            f"the store had {stored} prompt tokens of {len(ran)} requests; {cached} were used"
+        )
 
 
 def _check_counters(facts: EngineFacts, counters: SchedulerCounters) -> None:

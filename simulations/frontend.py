@@ -37,8 +37,8 @@ class Asked:
     """One request from its arrival at the front end to its ending."""
 
     __slots__ = (
-        "deadline_s", "error_at", "left", "num_cached_expected", "output_ids", "poison_at", "record",
-        "request", "request_id", "script", "seed", "stopped_at",
+        "deadline_s", "error_at", "left", "num_cached_expected", "num_stored", "output_ids", "poison_at",
+        "record", "request", "request_id", "script", "seed", "stopped_at",
     )  # fmt: skip
 
     def __init__(self, request: SimRequest, record: RequestRecord, seed: int) -> None:
@@ -53,6 +53,8 @@ class Asked:
         self.left = False
         self.num_cached_expected = 0
         """Prompt tokens that the cache has by the oracle, if there is one."""
+        self.num_stored = 0
+        """Prompt tokens that the store has, if anybody looked."""
         self.stopped_at: int | None = None
         """The token index that `StopStringFound` named."""
         self.error_at: int | None = None
@@ -131,7 +133,9 @@ class FrontEnd:
         asked.deadline_s = now_s() + request.timeout_s
         if self.facts.store_oracle is not None:
             answer = asked.script.tokens(0, request.max_tokens)
-            self.facts.store_oracle.asked(request.cache_salt, prompt_ids + answer)
+            oracle, stored, salt = self.facts.store_oracle, self.facts.stored, request.cache_salt
+            oracle.asked(salt, prompt_ids + answer)
+            asked.num_stored = oracle.num_stored_tokens(salt, prompt_ids, stored, self.facts.spec)
         if self.facts.oracle is not None:
             asked.num_cached_expected = self.facts.oracle.num_hit_tokens(
                 now_s(), request.cache_salt, prompt_ids

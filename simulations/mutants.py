@@ -42,11 +42,8 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.IsNot: ast.Is,
 }
 
-_WAKE_UPS = {
-    "num_changes", "plans_to_skip", "stalled_at", "short_of_room", "retry_at_s", "load_not_before",
-    "is_swa_use_known",
-}  # fmt: skip
-"""State that says that asking again may be worth it."""
+_WAKE_UPS = {"num_changes", "stalled_at", "retry_at_s", "plans_to_skip"}
+"""State that says that asking again may be worth it: without it nobody asks."""
 
 _RELEASES = {
     "release", "unhold", "unpin", "discard", "release_request", "drop", "forget", "_shrink", "_drop_blocks",
@@ -62,6 +59,7 @@ _QUIET_FILES = {
 _QUIET_FUNCTIONS = {
     "check", "check_touched", "check_sums", "snapshot", "restore", "status", "use", "as_message", "__len__",
     "__contains__", "__post_init__", "_too_large", "_refuse_too_small", "_mib", "usage", "timing", "_count",
+    "copy", "entries_of",
 }  # fmt: skip
 _QUIET_PARTS = ("check_", "snapshot", "restore")
 """Of names of functions."""

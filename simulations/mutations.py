@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from simulations.mutants import Mutant, draw_mutants, find_mutants, mutated_source
+from simulations.reach import reached_lines
+from simulations.swarm import try_seed
 
 REAL_S_PER_WORLD = 15.0
 _MUTANT_TIMEOUT_S = 3600.0
@@ -32,6 +34,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 class MutationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_seeds: int
     num_sites: int
+    num_reached: int
+    """Sites that the swarm runs through; the others cannot be noticed and are not drawn."""
     draw_seed: int
     trials: tuple[Trial, ...]
 
@@ -61,7 +65,10 @@ def run_mutations(
     """Try so many mutants. `told` hears of each when its trial is over, in the order of mutants."""
     root = source_root()
     sites = find_mutants(root)
-    chosen = draw_mutants(sites, num_mutants, draw_seed)
+    seeds = range(num_seeds // 2)
+    lines = reached_lines(root, lambda: [try_seed(seed) for seed in seeds])
+    reached = [site for site in sites if site.line in lines.get(site.path, ())]
+    chosen = draw_mutants(reached, num_mutants, draw_seed)
     trials = []
     # A thread each only waits for its process.
     with ThreadPoolExecutor(max(1, jobs)) as pool:
@@ -69,7 +76,11 @@ def run_mutations(
             told(trial)
             trials.append(trial)
     return MutationReport(
-        num_seeds=num_seeds, num_sites=len(sites), draw_seed=draw_seed, trials=tuple(trials)
+        num_seeds=num_seeds,
+        num_sites=len(sites),
+        num_reached=len(reached),
+        draw_seed=draw_seed,
+        trials=tuple(trials),
     )
 
 
@@ -116,6 +127,7 @@ def as_table(report: MutationReport) -> str:
     num = len(report.trials)
     lines.append(
         f"{report.num_found} of {num} found ({report.num_found / max(1, num):.0%}) "
-        f"with {report.num_seeds} seeds; drawn with seed {report.draw_seed} from {report.num_sites} places"
+        f"with {report.num_seeds} seeds; drawn with seed {report.draw_seed} from the {report.num_reached} of "
+        f"{report.num_sites} places that the swarm runs through"
     )
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ksana.cache.prefix_tree import PrefixTree
 from ksana.cache.swa_entry import SwaEntry, SwaEvictionQueue
 from ksana.cache.swa_manager import SWACacheManager
 from ksana.devices.simulated_worker import simulated_kv
+from ksana.messages.stores import FA_KIND, SWA_KIND
 from simulations.engine import EngineSpec
 from simulations.promises import BrokenPromise
 
@@ -90,15 +91,33 @@ class StoreOracle:
 
     def asked(self, cache_salt: str, token_ids: tuple[int, ...]) -> None:
         """`token_ids`: the prompt and all that the model would answer."""
-        salt = cache_salt.encode()
-        identity = self._identity
-        root = b"ksana kv chain 1" + _sized(identity) + _sized(salt)
-        key = hashlib.sha256(root).digest()
         kv = simulated_kv(token_ids)
-        for start in range(0, len(token_ids) // self._block_size * self._block_size, self._block_size):
-            end = start + self._block_size
-            key = hashlib.sha256(key + struct.pack(f"<{end - start}i", *token_ids[start:end])).digest()
-            self._blocks[key] = kv[8 * start : 8 * end]
+        for key, end in self._keys(cache_salt, token_ids):
+            self._blocks[key] = kv[8 * (end - self._block_size) : 8 * end]
+
+    def _keys(self, cache_salt: str, token_ids: tuple[int, ...]) -> Iterator[tuple[bytes, int]]:
+        """The chain key of each full block, and the token it ends at."""
+        size = self._block_size
+        root = b"ksana kv chain 1" + _sized(self._identity) + _sized(cache_salt.encode())
+        key = hashlib.sha256(root).digest()
+        for start in range(0, len(token_ids) // size * size, size):
+            key = hashlib.sha256(key + struct.pack(f"<{size}i", *token_ids[start : start + size])).digest()
+            yield key, start + size
+
+    def num_stored_tokens(
+        self, cache_salt: str, prompt_ids: tuple[int, ...], stored: Mapping[bytes, bytes], spec: EngineSpec
+    ) -> int:
+        """Leading tokens of a prompt that need no computing with what is stored now."""
+        size, window = spec.block_size, spec.sliding_window
+        kinds = (FA_KIND,) if window is None else (FA_KIND, SWA_KIND)
+        num_blocks = 0
+        for key, end in self._keys(cache_salt, prompt_ids):
+            if end >= len(prompt_ids) or any(key + kind not in stored for kind in kinds):
+                break
+            num_blocks += 1
+        if window is not None and not spec.window_open_at_start and num_blocks < ceil_div(window, size):
+            return 0
+        return num_blocks * size
 
     def check(self, stored: Mapping[bytes, bytes]) -> None:
         """`stored`: values by key, each with its envelope in front."""

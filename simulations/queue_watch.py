@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ksana.cache.cache_config import ceil_div
 from ksana.messages.base import Message, RequestId
-from ksana.messages.blocks import PlanBlocks
+from ksana.messages.blocks import BlocksPlanned, PlanBlocks
 from ksana.messages.outputs import StepOutputs
 from ksana.messages.remote import CancelLoad, LoadPrefix, PrefixLoaded
 from ksana.messages.requests import AddRequest
@@ -19,6 +19,8 @@ from simulations.promises import BrokenPromise
 _PATIENCE = 3
 """Step plans that may pass over a waiting request there is a place for: one was open when it came, and one
 when room was made."""
+_STEPS_WITHOUT_A_DECODE = 2
+"""Of those planned before its first token came."""
 _PATIENCE_WITH_WINDOWS = 12
 """With sliding windows, which give room without a release, the scheduler looks again every eighth plan."""
 
@@ -33,6 +35,11 @@ class QueueWatch:
         self._running: set[RequestId] = set()
         self._preempted: set[RequestId] = set()
         self._passed_over: dict[RequestId, int] = {}
+        self._decoding: dict[RequestId, int] = {}
+        """Running requests that have given tokens, and how many they may still give."""
+        self._left_out: dict[RequestId, int] = {}
+        self._limits: dict[RequestId, int] = {}
+        """Tokens that each may give from when it was let in."""
         self._loading: set[RequestId] = set()
         self._making_way: set[RequestId] = set()
         """Loads cancelled to make room, and not answered yet."""
@@ -41,7 +48,13 @@ class QueueWatch:
         self._num_preemptions = 0
 
     def take(
-        self, messages: Sequence[Message], said: Sequence[Said], cores: Cores, *, is_simple: bool
+        self,
+        now_s: float,
+        messages: Sequence[Message],
+        said: Sequence[Said],
+        cores: Cores,
+        *,
+        is_simple: bool,
     ) -> None:
         """One activation of the scheduler. `is_simple`: no worker was lost so far, and there is no store."""
         for message in messages:
@@ -50,6 +63,7 @@ class QueueWatch:
             elif isinstance(message, PrefixLoaded):
                 self._loaded(message)
             elif isinstance(message, WorkerLost | WorkerReady):
+                self._decoding.clear()
                 self._loading.clear()
                 self._making_way.clear()
                 self._holders.clear()
@@ -57,18 +71,23 @@ class QueueWatch:
         for _, message in said:
             if isinstance(message, StepPlan):
                 self._admitted(message)
+                self._check_decodes(message, messages)
                 if is_simple:
                     self._check_first(message, cores)
             elif isinstance(message, PlanBlocks):
                 self._check_making_way(message)
                 released = {release.request_id for release in message.releases} & self._running
                 self._running -= released
+                for request_id in released:
+                    self._decoding.pop(request_id, None)
                 self._preempted |= released
             elif isinstance(message, StepOutputs):
                 self._ended(message)
             elif isinstance(message, LoadPrefix):
                 num_loads += 1
                 self._loading.add(message.request_id)
+                if message.give_up_at_s > now_s + self._spec.remote_load_timeout_s:
+                    raise BrokenPromise(f"request {message.request_id} may load for longer than is allowed")
             elif isinstance(message, CancelLoad):
                 self._cancelled(message.request_id, said)
         self._check_preemption(cores, num_loads)
@@ -102,18 +121,46 @@ class QueueWatch:
         for new in plan.new:
             self._waiting.pop(new.request_id, None)
             self._passed_over.pop(new.request_id, None)
+            self._decoding.pop(new.request_id, None)
+            self._limits[new.request_id] = (
+                (new.sampling.max_tokens or 0) + new.prompt_len - len(new.token_ids)
+            )
             self._preempted.discard(new.request_id)
             self._holders.discard(new.request_id)
             self._running.add(new.request_id)
 
     def _ended(self, outputs: StepOutputs) -> None:
+        for tokens in outputs.tokens:
+            if tokens.request_id in self._running:
+                left = self._decoding.get(tokens.request_id, self._limits[tokens.request_id])
+                self._decoding[tokens.request_id] = left - len(tokens.token_ids)
         for ended in outputs.ended:
             self._waiting.pop(ended.request_id, None)
             self._passed_over.pop(ended.request_id, None)
             self._running.discard(ended.request_id)
+            self._decoding.pop(ended.request_id, None)
+            self._limits.pop(ended.request_id, None)
+            self._left_out.pop(ended.request_id, None)
             self._holders.discard(ended.request_id)
             self._making_way.discard(ended.request_id)
             self._preempted.discard(ended.request_id)
+
+    def _check_decodes(self, plan: StepPlan, messages: Sequence[Message]) -> None:
+        """Every running decode has a place in every step, but where blocks are missing."""
+        named = {row.request_id for row in plan.rows}
+        refused = {
+            refusal.request_id
+            for message in messages
+            if isinstance(message, BlocksPlanned)
+            for refusal in message.refusals
+        }
+        for request_id, num_left in self._decoding.items():
+            if request_id in named or request_id in refused or num_left <= 2:
+                self._left_out[request_id] = 0
+                continue
+            missed = self._left_out[request_id] = self._left_out.get(request_id, 0) + 1
+            if missed > _STEPS_WITHOUT_A_DECODE:
+                raise BrokenPromise(f"{missed} steps up to {plan.step_id} left out request {request_id}")
 
     def _check_first(self, plan: StepPlan, cores: Cores) -> None:
         if not self._waiting:

@@ -15,7 +15,7 @@ from simulations.requests import NamedText, PromptSource, SimRequest
 from simulations.scenario import Scenario, WorldSpec
 from simulations.swarm import REAL_S_PER_WORLD, Failure, try_scenario
 
-MAX_TRIES = 600
+MAX_TRIES = 300
 
 T = TypeVar("T")
 

@@ -67,13 +67,14 @@ def _noticed_by(error: BaseException) -> str:
 
 @contextmanager
 def _guard(real_s: float) -> Iterator[None]:
-    """Raise Endless in whatever runs, after so much real time. Only in the main thread of a process."""
+    """Raise Endless in whatever runs, after so much real time, and again as long as something does. Only in
+    the main thread of a process."""
 
     def ring(_number: int, _frame: FrameType | None) -> None:
         raise Endless(f"not over after {real_s:.0f} s of real time")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, real_s)
+    signal.setitimer(signal.ITIMER_REAL, real_s, 1.0)
     try:
         yield
     finally:

@@ -21,12 +21,20 @@ from simulations.scenario import Scenario, StoreSpec, WorldSpec, least_swa_block
 from simulations.script import STOP_TOKEN_ID, Script
 from simulations.swarm_faults import draw_faults
 
-Style = Literal["calm", "usual", "growing", "loading", "storm"]
-"""calm: room for everything, and no faults, so that nothing may go wrong. growing: short prompts and long
+Style = Literal["calm", "sharing", "usual", "growing", "loading", "storm"]
+"""calm: room for everything, and no faults, so that nothing may go wrong. sharing: the same, with two engines
+and a fast store. growing: short prompts and long
 answers, in pools that hold the prompts. loading: two engines, one slow store, the same texts again and again.
 storm: many faults. usual: a bit of everything."""
 
-_STYLES: dict[Style, float] = {"calm": 0.2, "usual": 0.3, "growing": 0.15, "loading": 0.2, "storm": 0.15}
+_STYLES: dict[Style, float] = {
+    "calm": 0.15,
+    "sharing": 0.1,
+    "usual": 0.25,
+    "growing": 0.15,
+    "loading": 0.2,
+    "storm": 0.15,
+}
 _SPARE_BLOCKS: dict[Style, tuple[int, ...]] = {"growing": (0, 1, 2, 4), "loading": (0, 4, 12, 24, 40)}
 """Beyond what one request can need."""
 _SALTS = ("", "", "", "", "tenant")
@@ -41,24 +49,23 @@ class _Drawing:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.style: Style = rng.choices(tuple(_STYLES), tuple(_STYLES.values()))[0]
-        chance = {"calm": 0.0, "loading": 1.0, "storm": 0.5}.get(self.style, 0.25)
+        chance = {"calm": 0.0, "sharing": 1.0, "loading": 1.0, "storm": 0.5}.get(self.style, 0.25)
+        self.is_calm = self.style in ("calm", "sharing")
         self.has_store = rng.random() < chance
 
     def scenario(self, seed: int) -> Scenario:
         rng = self.rng
         engine = self._engine()
-        num_engines = 2 if rng.random() < (0.8 if self.has_store else 0.1) else 1
+        num_engines = 2 if self.style == "sharing" or rng.random() < (0.8 if self.has_store else 0.1) else 1
         requests = self._requests(engine)
         faults = draw_faults(rng, requests, num_engines, self._num_faults(), has_store=self.has_store)
-        if self.style == "calm":
+        if self.is_calm:
             engine = _roomy(engine, requests)
         world = WorldSpec(
             engines=(engine,),
             replicas=num_engines,
-            routing="round_robin" if self.style == "loading" else rng.choice(get_args(Routing)),
-            cost=LinearStepCost(
-                fixed_s=0.01, per_token_s=rng.choice((0.0, 1e-4, 1e-3)), per_attended_token_s=1e-6
-            ),
+            routing="round_robin" if self.style in ("sharing", "loading") else rng.choice(get_args(Routing)),
+            cost=LinearStepCost(fixed_s=0.01, per_token_s=self._per_token_s(), per_attended_token_s=1e-6),
             store=self._store() if self.has_store else None,
             faults=faults,
             fidelity="checked",
@@ -67,14 +74,19 @@ class _Drawing:
         )
         return Scenario(title=f"swarm seed {seed}, {self.style}", world=world, seed=seed, requests=requests)
 
+    def _per_token_s(self) -> float:
+        return 2e-3 if self.style == "sharing" else self.rng.choice((0.0, 1e-4, 1e-3))
+
     def _num_faults(self) -> int:
         rng = self.rng
-        if self.style == "calm" or (self.style != "storm" and rng.random() < 0.3):
+        if self.is_calm or (self.style != "storm" and rng.random() < 0.3):
             return 0
         return rng.randint(4, 9) if self.style == "storm" else rng.randint(1, 4)
 
     def _store(self) -> StoreSpec:
         rng = self.rng
+        if self.style == "sharing":
+            return StoreSpec(latency_s=0.002, bytes_per_s=1e7)
         if self.style == "loading":
             return StoreSpec(
                 latency_s=rng.choice((0.003, 0.03, 0.1)), bytes_per_s=rng.choice((1e4, 1e5, 2e6))
@@ -109,8 +121,8 @@ class _Drawing:
             swa_eviction=rng.choice(get_args(SwaEviction)),
             max_remote_loads=rng.randint(1, 4),
             remote_load_timeout_s=rng.choice((0.1, 1.0, 5.0)),
-            remote_write_back=self.style == "loading" or rng.random() < 0.85,
-            num_staging_slots=rng.choice((4, 8, 32)),
+            remote_write_back=self.style in ("sharing", "loading") or rng.random() < 0.85,
+            num_staging_slots=64 if self.style == "sharing" else rng.choice((4, 8, 32)),
             start_time_s=rng.choice((0.05, 0.5)),
             step_timeout_s=20.0,
         )
@@ -131,11 +143,12 @@ class _Drawing:
 
     def _requests(self, engine: EngineSpec) -> tuple[SimRequest, ...]:
         rng = self.rng
-        pause_s = rng.choice((0.05, 0.2) if self.style == "loading" else (0.0, 0.02, 0.1, 0.5))
+        pauses_s: dict[Style, tuple[float, ...]] = {"sharing": (1.0,), "loading": (0.05, 0.2)}
+        pause_s = rng.choice(pauses_s.get(self.style, (0.0, 0.02, 0.1, 0.5)))
         shared = [NamedText(n, rng.randint(1, max(1, engine.max_model_len * 2 // 3))) for n in range(3)]
         requests: list[SimRequest] = []
         arrival_s = 0.0
-        fewest = 20 if self.style == "loading" else 2
+        fewest = 20 if self.style in ("sharing", "loading") else 2
         for number in range(rng.choice((rng.randint(fewest, 24), rng.randint(20, 40)))):
             arrival_s += rng.expovariate(1 / pause_s) if pause_s else 0.0
             if rng.random() < 0.1:
@@ -151,7 +164,7 @@ class _Drawing:
         kind = rng.random()
         if self.style == "growing" and kind < 0.7:
             return PromptSource((NamedText(100 + number, rng.randint(1, 2 * engine.block_size)),))
-        again = 0.5 if self.style == "loading" else 0.15
+        again = 0.5 if self.style in ("sharing", "loading") else 0.15
         if kind < again and before:
             return rng.choice(before).prompt
         if kind < again + 0.25 and before:
@@ -169,9 +182,9 @@ class _Drawing:
         room = engine.max_model_len - 1
         if prompt.num_tokens > room and rng.random() < 0.9:
             prompt = PromptSource((ListedText(prompt.token_ids()[: rng.randint(1, room)]),))
-        longest = 80 if self.style == "growing" else 40
+        longest = 80 if self.style == "growing" or (self.style == "loading" and rng.random() < 0.5) else 40
         max_tokens = rng.randint(1, min(longest, max(1, engine.max_model_len - prompt.num_tokens)))
-        is_impatient = self.style != "calm" and rng.random() < (0.2 if self.style == "loading" else 0.08)
+        is_impatient = not self.is_calm and rng.random() < (0.2 if self.style == "loading" else 0.08)
         return SimRequest(
             arrival_s=arrival_s,
             prompt=prompt,
@@ -200,4 +213,6 @@ def _roomy(engine: EngineSpec, requests: tuple[SimRequest, ...]) -> EngineSpec:
         num_fa_blocks=blocks + engine.max_num_seqs + 8,
         num_swa_blocks=num_swa_blocks,
         max_queued_requests=1000,
+        max_remote_loads=8,
+        remote_load_timeout_s=5.0,
     )

@@ -65,7 +65,7 @@ class EngineWatch:
             if self._check_cache:
                 spec = self.facts.spec
                 is_simple = not (self.facts.num_losses or self.facts.has_store or spec.hold_when_short)
-                self._queue.take(messages, said, self.engine.cores, is_simple=is_simple)
+                self._queue.take(now_s, messages, said, self.engine.cores, is_simple=is_simple)
                 self._count_activation()
                 if self._num_activations % _CHECK_CACHE_EVERY == 0 and not said:
                     self.check_cache()
@@ -136,6 +136,10 @@ class EngineWatch:
         before: tuple[StepId, int] | None = None
         while True:
             await trio.sleep(_LOOK_EVERY_S)
+            if self._is_quiet() and self.engine.num_open and not self.engine.status().has_work:
+                raise BrokenPromise(
+                    f"{self.engine.num_open} requests are open, and the scheduler has no work"
+                )
             now = self._idle_with_work()
             if now is not None and now == before:
                 status = self.engine.status()
@@ -187,6 +191,8 @@ class EngineWatch:
         if cores.allocator.fa.num_set_aside:
             raise BrokenPromise(f"{cores.allocator.fa.num_set_aside} blocks are set aside for nobody")
         left = leftovers(cores.scheduler.snapshot())
+        if cores.manager is not None and cores.manager.num_set_aside:
+            raise BrokenPromise(f"{cores.manager.num_set_aside} SWA blocks are set aside for nobody")
         if left:
             raise BrokenPromise(f"the scheduler has no work and still remembers {', '.join(left)}")
         if self.engine.remote is not None and self.engine.remote.status().num_loading:

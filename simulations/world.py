@@ -126,6 +126,7 @@ class _Machine:
         if checked and keep.check_cache:
             self.facts.oracle = PrefixOracle(spec)
             self.facts.store_oracle = world.store_oracle(spec.block_size)
+            self.facts.stored = world.stored
         self.scripts = Scripts()
         self.front = FrontEnd(
             self.name,
@@ -327,8 +328,10 @@ class _World:
     async def _settle(self) -> None:
         """Wait until nothing is under way, then hold the books against each other."""
         with trio.move_on_after(_SETTLE_WITHIN_S):
-            while not all(m.watch.is_settled() and not m.front.open for m in self.machines):  # noqa: ASYNC110
-                await trio.sleep(0.1)
+            pause_s = 0.1
+            while not all(m.watch.is_settled() and not m.front.open for m in self.machines):
+                await trio.sleep(pause_s)
+                pause_s *= 1.2
         for machine in self.machines:
             if machine.front.open:
                 raise BrokenPromise(f"requests whose clients left never ended: {list(machine.front.open)}")

@@ -12,6 +12,7 @@ import pytest
 from simulations.__main__ import main
 from simulations.mutants import Mutant, MutantKind, draw_mutants, find_mutants, mutated_source
 from simulations.mutations import MutationReport, Trial, as_table, source_root, try_mutant
+from simulations.reach import reached_lines
 
 SOURCE = '''
 class Pool:
@@ -94,13 +95,25 @@ def test_the_swarm_notices_a_release_that_never_comes() -> None:
 def test_the_table_says_who_survived() -> None:
     mutant = mutant_of("retire_leaving", "state.releases.append(request_id)")
     trials = (Trial(mutant=mutant, seed=3, checker="watch", error="leaked"), Trial(mutant=mutant))
-    table = as_table(MutationReport(num_seeds=9, num_sites=99, draw_seed=1, trials=trials))
+    table = as_table(MutationReport(num_seeds=9, num_sites=99, num_reached=90, draw_seed=1, trials=trials))
     assert "SURVIVED" in table
     assert "seed   3" in table
-    assert table.endswith("1 of 2 found (50%) with 9 seeds; drawn with seed 1 from 99 places")
+    assert "1 of 2 found (50%) with 9 seeds; drawn with seed 1 from the 90 of 99 places" in table
 
 
 @pytest.mark.slow
 def test_most_mutants_are_noticed(capsys: pytest.CaptureFixture) -> None:
     assert main(["mutations", "--mutants", "24", "--jobs", "2"]) == 0
     assert "24 found" in capsys.readouterr().out
+
+
+def test_lines_that_a_run_goes_through_are_told(tmp_path: Path) -> None:
+    package = tmp_path / "ksana/cache"
+    package.mkdir(parents=True)
+    code = "def f(x):\n    if x:\n        return 1\n    return 2\n"
+    scope: dict = {}
+    exec(compile(code, str(package / "some.py"), "exec"), scope)
+    other: dict = {}
+    exec(compile(code, str(tmp_path / "ksana/other.py"), "exec"), other)
+    reached = reached_lines(tmp_path, lambda: (scope["f"](0), other["f"](0)))
+    assert reached == {"ksana/cache/some.py": {2, 4}}
