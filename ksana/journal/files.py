@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -25,8 +26,8 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class SegmentFiles:
-    """Invariants: one process at a time writes to a directory; all segments together take at most
-    `max_bytes`, but for the newest one, which is never deleted.
+    """Invariants: one process at a time writes to a directory; before anything is written the oldest segments
+    are deleted, so that all together never take more than `max_bytes`; the newest one is never deleted.
 
     Every method may block, and may be called from any thread.
     """
@@ -61,18 +62,19 @@ class SegmentFiles:
         return max(self._number, max(self._sizes, default=0)) + 1
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Append. Raises OSError, such as for a disk that is full; what was written so far stays."""
+        """Append. Raises OSError, such as for a disk that is full, or if the newest segment alone is to have
+        more than `max_bytes`; what was written so far stays."""
         with self._guard:
             for piece in pieces:
                 if piece.segment != self._number or self._file is None:
                     self._open(piece.segment)
                 assert self._file is not None
+                self._make_room(len(piece.data))
                 view = memoryview(piece.data)
                 while view:
                     num_bytes = self._file.write(view)
                     self._sizes[self._number] += num_bytes
                     view = view[num_bytes:]
-            self._delete_oldest()
 
     def close(self) -> None:
         """Close the segment and unlock the directory."""
@@ -94,13 +96,16 @@ class SegmentFiles:
         self._number = number
         self._sizes[number] = 0
 
-    def _delete_oldest(self) -> None:
-        total = sum(self._sizes.values())
+    def _make_room(self, num_bytes: int) -> None:
+        total = sum(self._sizes.values()) + num_bytes
         for number in sorted(self._sizes):
-            if total <= self._max_bytes or number == self._number:
+            if total <= self._max_bytes:
                 return
-            (self.directory / segment_name(number)).unlink(missing_ok=True)
-            total -= self._sizes.pop(number)
+            if number != self._number:
+                (self.directory / segment_name(number)).unlink(missing_ok=True)
+                total -= self._sizes.pop(number)
+        if total > self._max_bytes:
+            raise OSError(errno.EFBIG, f"one segment has more than all may have, {self._max_bytes} bytes")
 
 
 def _segment_sizes(directory: Path) -> dict[int, int]:

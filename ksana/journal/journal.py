@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+import threading
+from collections import deque
 from pathlib import Path
 
 import trio
@@ -31,13 +32,21 @@ _MIN_SEGMENTS = 2
 
 class Journal:
     """Records from `begin` on, while `run` runs. A disk that fails or is too slow ends the journal, not the
-    engine."""
+    engine.
+
+    Invariant: what was taken from the recorder is written in order and without a gap, whichever thread comes
+    to it, or ends where the disk failed.
+    """
 
     def __init__(self, recorder: JournalRecorder, files: SegmentFiles, *, threads: bool = True) -> None:
         """Without `threads` the disk is written in the event loop, as simulations need it."""
         self.recorder = recorder
         self._files = files
         self._threads = threads
+        self._turn = threading.Lock()
+        """Whoever has it writes: a thread may have been given up and still be at it when the end comes."""
+        self._pending: deque[Piece] = deque()
+        self._failed = False
 
     def begin(self, cores: Cores, now_s: float) -> None:
         """A generation begins; see `JournalRecorder.begin`."""
@@ -47,41 +56,47 @@ class Journal:
         """Write what was recorded, again and again, until cancelled."""
         while True:
             await trio.sleep(WRITE_EVERY_S)
-            pieces = self.recorder.take()
-            if not pieces:
+            self._pending += self.recorder.take()
+            if not self._pending:
                 continue
             if self._threads:
-                error = await trio.to_thread.run_sync(self._write, pieces, abandon_on_cancel=True)
+                error = await trio.to_thread.run_sync(self._write, abandon_on_cancel=True)
             else:
-                error = self._write(pieces)
+                error = self._write()
             if error is not None:
                 self.recorder.stop(error)
 
     async def aclose(self) -> None:
         """Write the end, in bounded time."""
         self.recorder.end()
-        pieces = self.recorder.take()
+        self._pending += self.recorder.take()
         if not self._threads:
-            self._finish(pieces)
+            self._finish()
             return
         with trio.move_on_after(CLOSE_WITHIN_S, shield=True):
-            await trio.to_thread.run_sync(self._finish, pieces, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._finish, abandon_on_cancel=True)
 
-    def _finish(self, pieces: Sequence[Piece]) -> None:
-        error = self._write(pieces)
+    def _finish(self) -> None:
+        error = self._write()
         if error is not None:
             log.error("the journal's end could not be written: %s", error)
         self._files.close()
 
-    def _write(self, pieces: Sequence[Piece]) -> str | None:
-        """Why it could not be done, or None."""
-        try:
-            self._files.write(pieces)
-        except OSError as error:
-            return f"{self._files.directory}: {error.strerror}"
-        except Exception as error:
-            log.exception("a bug in the journal")
-            return f"{type(error).__name__} while writing"
+    def _write(self) -> str | None:
+        """Write what is pending. Returns why it could not be done, the first time, or None."""
+        with self._turn:
+            pieces = [self._pending.popleft() for _ in range(len(self._pending))]
+            if self._failed:
+                return None
+            try:
+                self._files.write(pieces)
+            except OSError as error:
+                self._failed = True
+                return f"{self._files.directory}: {error.strerror}"
+            except Exception as error:
+                self._failed = True
+                log.exception("a bug in the journal")
+                return f"{type(error).__name__} while writing"
         return None
 
 

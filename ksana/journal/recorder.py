@@ -63,8 +63,8 @@ class JournalRecorder(Recorder):
         redaction: Redaction | None = None,
         wall_time_s: Callable[[], float] = time.time,
     ) -> None:
-        """`actors` are recorded, others are ignored. A segment ends after `segment_bytes`, or when it has
-        as many bytes of activations as of states, whichever is later."""
+        """`actors` are recorded, others are ignored. A segment ends when it has `segment_bytes`, or as many
+        bytes of activations as of states, whichever is later."""
         self.actors = actors
         self.stopped: str | None = None
         """Why nothing is recorded any more."""
@@ -182,7 +182,8 @@ class JournalRecorder(Recorder):
         frame = WrittenActivation(self._place[actor], now_s, numbers, written_in, written_said, error)
         self._num_activation_bytes += self._write(frame)
         self.num_activations += 1
-        if self._num_activation_bytes >= max(self._segment_bytes, self._num_state_bytes):
+        of_activations, of_states = self._num_activation_bytes, self._num_state_bytes
+        if of_activations + of_states >= self._segment_bytes and of_activations >= of_states:
             self._end_segment()
             self._begin_segment(now_s)
         elif len(self._buffer) > MAX_UNWRITTEN_BYTES:

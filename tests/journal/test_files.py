@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from ksana.config import Settings
 from ksana.errors import ConfigError
+from ksana.journal import files as files_module
 from ksana.journal import recorder as recorder_module
 from ksana.journal.files import Piece, SegmentFiles
 from ksana.journal.format import segment_name
-from ksana.journal.journal import open_journal, recorded_actors
+from ksana.journal.journal import Journal, open_journal, recorded_actors
 from ksana.journal.reading import list_segments
 from ksana.journal.replay import replay
 from tests.journal.recording import ACTORS, record
@@ -66,6 +70,52 @@ def test_files_are_for_the_owner_only_and_never_overwritten(tmp_path: Path) -> N
     with pytest.raises(FileExistsError):
         files.write([Piece(3, b"x")])
     files.close()
+
+
+def test_together_they_never_have_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals: list[int] = []
+
+    class Watched(io.FileIO):
+        def write(self, data: Any) -> int:
+            num_bytes = super().write(data)
+            totals.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+            return num_bytes
+
+    monkeypatch.setattr(files_module.io, "FileIO", Watched)
+    record(tmp_path, num_requests=60, segment_bytes=64 << 10, max_bytes=150_000)
+    assert list_segments(tmp_path)[0].number > 1
+    assert 100_000 < max(totals) <= 150_000
+
+    files = SegmentFiles(tmp_path, 150_000)
+    number = files.next_number
+    with pytest.raises(OSError, match="one segment has more than all may have, 150000 bytes"):
+        files.write([Piece(number, bytes(150_000)), Piece(number, b"x")])
+    files.close()
+    assert [path.name for path in tmp_path.glob("*.ksj")] == [segment_name(number)]
+
+
+def test_what_was_not_written_when_a_task_was_cancelled_is_written_at_the_end(tmp_path: Path) -> None:
+    """The last batch waits for a thread while the engine ends."""
+    pieces = iter([[Piece(1, b"a")], [Piece(1, b"b")], []])
+    recorder: Any = SimpleNamespace(take=lambda: next(pieces), end=lambda: None, stop=pytest.fail)
+
+    async def main() -> None:
+        journal = Journal(recorder, SegmentFiles(tmp_path, 1 << 20))
+        limiter = trio.to_thread.current_default_thread_limiter()
+        with trio.CancelScope() as scope:
+            for number in range(int(limiter.total_tokens)):
+                limiter.acquire_on_behalf_of_nowait(number)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(journal.run)
+                while not limiter.statistics().tasks_waiting:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                scope.cancel()
+        for number in range(int(limiter.total_tokens)):
+            limiter.release_on_behalf_of(number)
+        await journal.aclose()
+
+    trio.run(main)
+    assert (tmp_path / segment_name(1)).read_bytes() == b"ab"
 
 
 def test_a_disk_that_fails_ends_the_journal_and_nothing_else(
