@@ -12,14 +12,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import trio
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ksana.cli.loading import LoadingBar
 from ksana.cli.logs import configure_logging
+from ksana.cli.perf_fit import check_enough, fit, fit_measured
 from ksana.cli.perf_flags import (
     DEMO_MODEL,
     OPERATOR_ROUNDS,
@@ -27,9 +26,9 @@ from ksana.cli.perf_flags import (
     SWEEP_LIMIT_S,
     parse_flags,
 )
+from ksana.cli.rounds_bar import RoundsBar
 from ksana.cli.settings import Given, Layer, flags_layer, merge, read_environment, read_file
 from ksana.config import Settings
-from ksana.costs.cost_file import save_cost
 from ksana.devices.backend import WorkerLostError
 from ksana.errors import ConfigError, ServiceError
 from ksana.model_setup import find_model
@@ -37,8 +36,9 @@ from ksana.perf.batch_run import Rounds
 from ksana.perf.batches import DEFAULT_OUTPUT, Batch, PerfConfig, read_batches, read_config, write_batches
 from ksana.perf.limits import Limits, check_batches
 from ksana.perf.measure import fixed_settings, limits_of, measure
+from ksana.perf.output_files import check_outputs, write_atomically
 from ksana.perf.report import result_page, summary_table
-from ksana.perf.result import PerfResult, check_can_write, write_atomically, write_result
+from ksana.perf.result import PerfResult, write_result
 from ksana.perf.sweep import sweep_batches
 
 SWEEP_ROUNDS = Rounds(warmup=1, stat=5, operator=0, enough_s=2.0)
@@ -76,8 +76,9 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
     config = None if own.config is None else read_config(Path(own.config))
     batches = None if config is None else read_batches(config.batch_config_file)
     output = Path(own.output or DEFAULT_OUTPUT) if config is None else config.output_file
-    for file in (output, *([] if own.cost_file is None else [Path(own.cost_file)])):
-        check_can_write(file)
+    _check_files(own, settings, config, output)
+    if batches is not None and config is not None and own.cost_file is not None:
+        check_enough(config.batch_config_file, batches)
     settings = fixed_settings(settings)
     bar = LoadingBar(sys.stderr)
     files = find_model(settings, bar.say)
@@ -113,16 +114,50 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
             )
         except WorkerLostError as error:
             raise ServiceError(str(error)) from error
-    write_result(output, result)
-    return _report(own, output, result)
+    try:
+        write_result(output, result)
+        return _report(own, output, result)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # as when the disk has become full meanwhile
+        raise ServiceError(f"cannot write beside {output}: {error.strerror}") from error
+
+
+def _check_files(
+    own: argparse.Namespace, settings: Settings, config: PerfConfig | None, output: Path
+) -> None:
+    """What is written replaces nothing that is read, nor each other. Raises ConfigError."""
+    inputs = {"model": settings.model, "--config file": own.config, "--settings file": own.settings}
+    if config is not None:
+        inputs["batch_config_file"] = config.batch_config_file
+    outputs = {
+        "output_file": output,
+        "file of batches": None if config is not None else _batches_file(output),
+        "--plot page": _page_file(output) if own.plot else None,
+        "--cost-file": own.cost_file,
+    }
+    check_outputs(
+        {name: Path(path) for name, path in inputs.items() if path is not None},
+        {name: Path(path) for name, path in outputs.items() if path is not None},
+    )
+
+
+def _batches_file(output: Path) -> Path:
+    return output.with_name(f"{output.stem}_batches.json")
+
+
+def _page_file(output: Path) -> Path:
+    return output.with_suffix(".html")
 
 
 def _plan_sweep(own: argparse.Namespace, output: Path, limits: Limits) -> tuple[PerfConfig, list[Batch]]:
     """Chooses the batches, and leaves them beside the result for whoever wants to run them again."""
     batches = sweep_batches(limits, quick=own.quick)
-    file = output.with_name(f"{output.stem}_batches.json")
-    check_can_write(file)
-    write_batches(file, batches)
+    file = _batches_file(output)
+    try:
+        write_batches(file, batches)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
     print(f"{len(batches)} batches, written to {file}", file=sys.stderr)
     return PerfConfig(batch_config_file=file, output_file=output), batches
 
@@ -136,66 +171,9 @@ def _report(own: argparse.Namespace, output: Path, result: PerfResult) -> int:
         print(f"ksana: the time limit left out {len(result.skipped)} batches", file=sys.stderr)
     print(f"result: {output}")
     if own.plot:
-        plot = output.with_suffix(".html")
+        plot = _page_file(output)
         write_atomically(plot, result_page(result).encode())
         print(f"charts: {plot}")
     if own.cost_file is not None:
-        fit(output, Path(own.cost_file), None)
+        fit_measured(output, Path(own.cost_file))
     return 1 if failed else 0
-
-
-class RoundsBar:
-    """The progress of all rounds on stderr. Begins with the first: loading the model has a bar of its own."""
-
-    def __init__(self, loading: LoadingBar, num_batches: int, rounds_per_batch: int) -> None:
-        self._loading = loading
-        self._num_rounds = num_batches * rounds_per_batch
-        self._rounds_per_batch = rounds_per_batch
-        self._bar: Any = None
-
-    def __enter__(self) -> RoundsBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, num_batches_done: int, name: str, num_done: int) -> None:
-        """So many batches are done, and so many rounds of the next."""
-        if self._bar is None:
-            self._loading.finish()
-            self._bar = tqdm(
-                total=self._num_rounds,
-                unit="round",
-                file=sys.stderr,
-                mininterval=0.2 if sys.stderr.isatty() else 5.0,
-                dynamic_ncols=True,
-            )
-        if num_done == 1:
-            self._bar.set_description(name[:40], refresh=False)
-        self._bar.update(num_batches_done * self._rounds_per_batch + num_done - self._bar.n)
-
-
-def fit(source: Path, cost_file: Path, num_layers: int | None) -> int:
-    """Make a cost model of a result or of a directory of profile tables, say how far it is off, write it."""
-    from ksana.perf.fitting import fit_profile, fit_result  # not needed to measure
-
-    if source.is_dir():
-        if num_layers is None:
-            raise ConfigError(
-                f"{source} holds profiles of one layer: say with --num-layers how many there are"
-            )
-        model = fit_profile(source, num_layers=num_layers)
-    else:
-        if num_layers is not None:
-            raise ConfigError("--num-layers has no meaning for a result, which is of the whole model")
-        model = fit_result(source)
-    save_cost(cost_file, model)
-    print(f"cost model: {cost_file}")
-    print(f"  {model.source}; {model.host_s * 1e3:.3f} ms beside the worker")
-    for kind, error in model.errors.items():
-        print(
-            f"  {kind}: {error.mean_abs_pct:.2f} % off on average, {error.max_abs_pct:.2f} % at most, "
-            f"{error.num_samples} of them"
-        )
-    return 0

@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from ksana.perf.json_file import Place, read_json, shown
-from ksana.perf.result import BatchShape, RequestGroup, write_atomically
+from ksana.perf.output_files import write_atomically
+from ksana.perf.result import MAX_REQUESTS, MAX_TOKENS, BatchShape, RequestGroup
 
 MAX_BATCHES = 10_000
-MAX_REQUESTS = 4096
-MAX_TOKENS = 1 << 24
 MAX_ROUNDS = 100_000
 MAX_LAYER_ROUNDS = 1000
 DEFAULT_OUTPUT = "model_perf_result.json"
@@ -98,7 +97,13 @@ def _read_batch(file: Place, number: int, entry: object) -> Batch:
 
 def _read_groups(batch: Place, key: str, value: object) -> tuple[RequestGroup, ...]:
     entries = batch.inner(key).items(value, "requests", MAX_REQUESTS)
-    return tuple(_read_group(batch.inner(f"{key}[{number}]"), entry) for number, entry in enumerate(entries))
+    groups = tuple(
+        _read_group(batch.inner(f"{key}[{number}]"), entry) for number, entry in enumerate(entries)
+    )
+    num_requests = sum(group.request_num for group in groups)
+    if num_requests > MAX_REQUESTS:
+        batch.inner("request_num").fail(f"makes {num_requests} requests; a batch has {MAX_REQUESTS} at most")
+    return groups
 
 
 def _read_group(place: Place, entry: object) -> RequestGroup:

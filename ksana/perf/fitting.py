@@ -63,6 +63,8 @@ def fit_result(path: Path) -> CostModel:
     """
     result = read_result(path)
     measurements = [measurement for batch in result.batches if (measurement := _measurement(batch))]
+    if any(measurement.seconds == 0 for measurement in measurements):
+        raise ConfigError(f"{path} has a step that took no time, which no cost model can be fitted to")
     if len(measurements) < MIN_SAMPLES:
         raise ConfigError(
             f"{path} has {len(measurements)} batches that tell what a step takes; "

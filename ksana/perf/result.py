@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from ksana.errors import ConfigError
+from ksana.perf.output_files import write_atomically
 
 SCHEMA_VERSION = 1
 MAX_RESULT_BYTES = 256 << 20
+MAX_REQUESTS = 4096
+"""Of one batch."""
+MAX_TOKENS = 1 << 24
+"""Of one request."""
+
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=10**18)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 
 
 class RoundSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,18 +30,18 @@ class RoundSample(msgspec.Struct, frozen=True, kw_only=True):
     former round to the end of this one, and `schedule_ns` lies beside it.
     """
 
-    schedule_ns: int
+    schedule_ns: Nanoseconds
     """From the order for the round to its step plan: scheduler, block allocator, SWA cache manager."""
-    dispatch_ns: int
+    dispatch_ns: Nanoseconds
     """The step plan on its way to the worker, and the results on theirs back."""
-    prepare_ns: int
+    prepare_ns: Nanoseconds
     """In the worker: tables and arrays of the step, and its answer."""
-    forward_ns: int
+    forward_ns: Nanoseconds
     """The model, divided by `layer_forward_round`."""
-    sampling_ns: int
-    update_ns: int
+    sampling_ns: Nanoseconds
+    update_ns: Nanoseconds
     """The scheduler takes the results."""
-    step_ns: int
+    step_ns: Nanoseconds
     """The whole round, as it was (not divided by anything)."""
 
 
@@ -52,9 +58,9 @@ class OperatorSample(msgspec.Struct, frozen=True, kw_only=True):
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
     """As in the batch file: so many requests of which each has S tokens and computes the last F."""
 
-    sequence_len: int
-    forwarding_token_num: int
-    request_num: int
+    sequence_len: Tokens
+    forwarding_token_num: Tokens
+    request_num: Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUESTS)]
 
 
 class BatchShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,34 +154,8 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def check_can_write(path: Path) -> None:
-    """Raises ConfigError if a file cannot be written there."""
-    if path.is_dir():
-        raise ConfigError(f"output_file {path} is a directory")
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-            pass
-    except OSError as error:
-        raise ConfigError(f"output_file {path} cannot be written: {error.strerror}") from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all. Raises OSError."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-
-
 def write_result(path: Path, result: PerfResult) -> None:
+    """Raises OSError."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
@@ -196,4 +176,14 @@ def read_result(path: Path) -> PerfResult:
         raise ConfigError(
             f"{path} has schema version {result.schema_version}; this program reads {SCHEMA_VERSION}"
         )
+    for batch in result.batches:
+        if not _is_possible(batch.shape):
+            raise ConfigError(f"{path}: batch {batch.name[:80]!r}: its shape contradicts itself")
     return result
+
+
+def _is_possible(shape: BatchShape) -> bool:
+    num_requests = sum(group.request_num for group in shape.requests)
+    return num_requests == shape.num_requests <= MAX_REQUESTS and all(
+        group.forwarding_token_num <= group.sequence_len for group in shape.requests
+    )

@@ -174,6 +174,48 @@ def test_files_that_are_missing_or_cannot_be_written(
     assert "config.json: 'seeds': unknown key" in refused(capsys, model, "--config", config)
 
 
+def test_files_that_would_replace_each_other(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for output, flags, said in (
+        ("batches.json", (), "output_file {} would replace the batch_config_file"),
+        ("config.json", (), "output_file {} would replace the --config file"),
+        (str(model), (), "output_file {} would replace the model"),
+        ("r.html", ("--plot",), "--plot page {} would replace the output_file"),
+        ("r.json", ("--cost-file", tmp_path / "batches.json"), "--cost-file {} would replace the batch_con"),
+    ):
+        config = write_config(tmp_path, {"batches": [DECODES]}, output_file=output)
+        before = (model.read_bytes(), config.read_bytes(), (tmp_path / "batches.json").read_bytes())
+        refusal = refused(capsys, model, "--config", config, *flags, *SMALL)
+        written = flags[1] if len(flags) == 2 else tmp_path / output
+        assert said.format(written) in refusal
+        assert (model.read_bytes(), config.read_bytes(), (tmp_path / "batches.json").read_bytes()) == before
+    assert "--cost-file r.json would replace the result" in refused(
+        capsys, "--fit", "r.json", "--cost-file", "r.json"
+    )
+
+
+def test_a_cost_file_of_too_few_batches_is_refused_before(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, {"batches": [DECODES] * 7})
+    refusal = refused(capsys, model, "--config", config, "--cost-file", tmp_path / "c.json", *SMALL)
+    assert "batches.json: 7 batches with a layer_forward_round of 1, but a fit" in refusal
+
+
+def test_a_full_disk_is_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, result: PerfResult) -> None:  # noqa: ARG001
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ksana.cli.perf.write_result", full)
+    config = write_config(tmp_path, {"batches": [DECODES]}, output_file="r.json")
+    assert main(["perf", str(model), "--config", str(config), *SMALL]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"ksana: cannot write beside {tmp_path / 'r.json'}: No space left on device"
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -216,3 +216,13 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     ]
     write_batches(tmp_path / "b.json", batches)
     assert read_batches(tmp_path / "b.json") == batches
+
+
+def test_a_batch_has_a_bounded_number_of_requests(tmp_path: Path) -> None:
+    group = {"sequence_len": 10, "forwarding_token_num": 1, "request_num": 4096}
+    file = tmp_path / "batches.json"
+    file.write_text(json.dumps({"batches": [{"name": "most", "requests": [group]}]}))
+    assert len(read_batches(file)[0].requests) == 4096
+    file.write_text(json.dumps({"batch_0": {"dp_0": [group] * 4096}}))
+    with pytest.raises(ConfigError, match="batch 'batch_0': request_num: makes 16777216 requests; a batch has"):
+        read_batches(file)

@@ -21,7 +21,6 @@ from ksana.perf.result import (
     PerfResult,
     RequestGroup,
     RoundSample,
-    check_can_write,
     read_result,
     statistics_of,
     summarize,
@@ -122,15 +121,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert os.listdir(tmp_path) == ["r.json"]
 
 
-def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
-    check_can_write(tmp_path / "r.json")
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
-        check_can_write(tmp_path / "missing" / "r.json")
-    with pytest.raises(ConfigError, match="is a directory"):
-        check_can_write(tmp_path)
-
-
 def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     for content in (b"", b"[]", b"\xff", b'{"schema_version": 1}', b"[" * 100_000):
@@ -142,6 +132,21 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_result(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_result(tmp_path / "missing.json")
+
+
+def test_impossible_shapes_and_times_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    raw = msgspec.json.encode(result(batch()))
+    for old, new, said in (
+        (b'"request_num":2', b'"request_num":1000000000', "Expected `int` <= 4096"),
+        (b'"request_num":2', b'"request_num":3', "its shape contradicts itself"),
+        (b'"forwarding_token_num":1', b'"forwarding_token_num":11', "its shape contradicts itself"),
+        (b'"update_ns":', b'"update_ns":-', "Expected `int` >= 0"),
+    ):
+        assert old in raw
+        file.write_bytes(raw.replace(old, new))
+        with pytest.raises(ConfigError, match=said):
+            read_result(file)
 
 
 def test_the_table_has_a_line_for_each_batch() -> None:

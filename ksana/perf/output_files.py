@@ -1,0 +1,49 @@
+"""Files that a measurement leaves: found out before it begins whether they can be written, and over what."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ksana.errors import ConfigError
+
+
+def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path]) -> None:
+    """By what they are called where they were named. Raises ConfigError if an output cannot be written, or
+    would replace an input or another output."""
+    taken = {os.path.realpath(path): name for name, path in inputs.items()}
+    for name, path in outputs.items():
+        check_can_write(name, path)
+        former = taken.setdefault(os.path.realpath(path), name)
+        if former != name:
+            raise ConfigError(f"{name} {path} would replace the {former}; name another file")
+
+
+def check_can_write(name: str, path: Path) -> None:
+    """Raises ConfigError if a file cannot be written there."""
+    if path.is_dir():
+        raise ConfigError(f"{name} {path} is a directory")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{name} {path} cannot be written: {error.strerror}") from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all. Raises OSError."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
