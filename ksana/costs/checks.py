@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 from ksana.costs.attention_table import AttentionGrid
-from ksana.costs.fitted_cost import FittedTerms
+from ksana.costs.fitted_cost import QUANTITIES, FittedTerms
 from ksana.costs.profile_cost import LayerTable, ProfileTables
 from ksana.costs.skew_table import SkewRates
 from ksana.costs.step_cost import LinearStepCost
@@ -16,6 +15,9 @@ MAX_TABLE_SIZE = 1 << 20
 """Tokens or rows: tables are spread out over all sizes up to their largest."""
 
 MAX_DECODES = 1 << 16
+
+MAX_TIME = 1e12
+"""Microseconds or seconds. Sums and products of such times with sizes stay finite."""
 
 CostData = LinearStepCost | ProfileTables | FittedTerms
 
@@ -27,6 +29,11 @@ def check_cost(data: CostData, host_s: float) -> None:
         _check_times("linear cost", (data.fixed_s, data.per_token_s, data.per_attended_token_s))
     elif isinstance(data, FittedTerms):
         _check_times("fitted cost", (data.constant_s, *[term.seconds for term in data.terms]))
+        if any(term.knot < 0 for term in data.terms):
+            raise ConfigError("fitted cost: a knot is negative")
+        for name in QUANTITIES:
+            if data.most.get(name, -1) < 0:
+                raise ConfigError(f"fitted cost: most does not tell the most {name} that were measured")
     else:
         if data.num_layers < 1:
             raise ConfigError(f"a model has at least one layer, not {data.num_layers}")
@@ -86,13 +93,13 @@ def _check_rates(rates: SkewRates) -> None:
     for num, longer, values in zip(rates.decodes, rates.longer, rates.us_per_token, strict=True):
         if not longer or len(longer) != len(values) or not _ascend((0, *longer, num)):
             raise ConfigError(f"skew of {num} decodes: numbers of longer ones must ascend, with a rate each")
-        if not all(map(math.isfinite, values)):
-            raise ConfigError(f"skew of {num} decodes: a rate is not finite")
+        if not all(abs(value) <= MAX_TIME for value in values):
+            raise ConfigError(f"skew of {num} decodes: a rate is not a number, or absurd")
 
 
 def _check_times(what: str, times: tuple[float, ...]) -> None:
-    if not all(math.isfinite(time) and time >= 0 for time in times):
-        raise ConfigError(f"{what}: a time is negative or not finite")
+    if not all(0 <= time <= MAX_TIME for time in times):
+        raise ConfigError(f"{what}: a time is negative, not a number, or absurd")
 
 
 def _ascend(values: tuple[int, ...]) -> bool:

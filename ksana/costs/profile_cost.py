@@ -60,8 +60,12 @@ class ProfileCost:
 
     def seconds(self, shape: StepShape) -> float:
         """Raises ExtrapolationError outside the tables, unless that is allowed."""
+        with_this_one = self.extrapolation.num + 1
         attention_us = self.attention_us(shape) * self.tables.num_layers
-        return self._dense_s.at(shape.num_tokens) + self._rows_s.at(shape.num_rows) + attention_us * 1e-6
+        seconds = self._dense_s.at(shape.num_tokens) + self._rows_s.at(shape.num_rows) + attention_us * 1e-6
+        # A step that is outside in several ways is one step.
+        self.extrapolation.num = min(self.extrapolation.num, with_this_one)
+        return seconds
 
     def attention_us(self, shape: StepShape) -> float:
         """Of one layer."""

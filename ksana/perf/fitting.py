@@ -24,8 +24,12 @@ from ksana.perf.skew_rates import rates_of, read_skew
 MIN_SAMPLES = 8
 _NUM_FOLDS = 10
 _MAX_KNOTS = 4
+_MAX_CANDIDATES = 64
+"""Sizes at which a knot is tried, evenly among those that were measured."""
 _WORTH_A_KNOT = 0.1
 """A term is added when it takes away so much of the squared relative error that is left."""
+_GOOD_ENOUGH = 1e-6
+"""A relative error (root of the mean square) with which no knot is looked for."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,14 +137,18 @@ def fit_terms(measurements: Sequence[Measurement]) -> FittedTerms:
     """
     terms = [Term(quantity=quantity) for quantity in QUANTITIES]
     sizes = sorted({measurement.shape.num_tokens for measurement in measurements})
+    inner = sizes[1:-1]
+    stride = max(1, -(-len(inner) // _MAX_CANDIDATES))
     candidates = [
-        Term(quantity="tokens", form=form, knot=knot) for knot in sizes[1:-1] for form in ("up_to", "over")
+        Term(quantity="tokens", form=form, knot=knot)
+        for knot in inner[::stride]
+        for form in ("up_to", "over")
     ]
     coefficients, error = _solve(terms, measurements)
     for _ in range(_MAX_KNOTS):
-        tried = [(*_solve([*terms, candidate], measurements), candidate) for candidate in candidates]
-        if not tried:
+        if not candidates or error <= _GOOD_ENOUGH**2 * len(measurements):
             break
+        tried = [(*_solve([*terms, candidate], measurements), candidate) for candidate in candidates]
         best, best_error, candidate = min(tried, key=lambda solved: solved[1])
         if best_error > (1 - _WORTH_A_KNOT) * error:
             break

@@ -25,7 +25,7 @@ FITTED = FittedTerms(
         Term(quantity="tokens", form="up_to", knot=4, seconds=4e-4),
         Term(quantity="decode_kv", seconds=1e-6),
     ),
-    most={"tokens": 100, "decode_kv": 1000},
+    most={"tokens": 100, "samples": 100, "prefill_pairs": 6000, "prefill_kv": 200, "decode_kv": 1000},
 )
 
 
@@ -84,6 +84,28 @@ def test_broken_files_are_refused(
     with pytest.raises(ConfigError, match=message) as caught:
         load_cost(path)
     assert "cost.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda cost: cost["most"].pop("samples"), "most samples that were measured"),
+        (lambda cost: cost["most"].update(tokens=-1), "most tokens that were measured"),
+        (lambda cost: cost["terms"][1].update(knot=-1), "a knot is negative"),
+        (lambda cost: cost["terms"][0].update(seconds=1e300), "a time is negative, not a number, or absurd"),
+        (lambda cost: cost.update(constant_s=-1e-9), "a time is negative"),
+    ],
+)
+def test_broken_terms_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    path = tmp_path / "cost.json"
+    save_cost(path, CostModel(FITTED))
+    raw = msgspec.json.decode(path.read_bytes())
+    change(raw["cost"])
+    path.write_bytes(msgspec.json.encode(raw))
+    with pytest.raises(ConfigError, match=message):
+        load_cost(path)
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,9 @@ def test_unless_it_may_and_then_it_counts(tmp_path: Path) -> None:
         attention_us(64, 128, 32, 64)
     )
     assert cost.extrapolation.num == 2
+    # Outside in all ways at once: more tokens, more rows, more decodes, longer KV. It is one step.
+    assert cost.seconds(shape((300, 600), decodes=100, kv=2000)) > 0
+    assert cost.extrapolation.num == 3
 
 
 def test_nothing_takes_less_than_the_least_measured(cost: ProfileCost) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from ksana.costs.extrapolation import ExtrapolationError
 from ksana.costs.fitted_cost import FittedTerms
 from ksana.costs.step_cost import StepShape
 from ksana.errors import ConfigError
+from ksana.perf import fitting
 from ksana.perf.fitting import Measurement, cross_validate, fit_profile, fit_result, fit_terms
 from ksana.perf.nonnegative_fit import fit_nonnegative
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, RequestGroup, RoundSample, write_result
@@ -82,6 +84,23 @@ def test_noise_is_reported_and_no_more_than_that() -> None:
     assert exact.max_abs_pct < 1
     assert 1 < noisy.mean_abs_pct < 6
     assert noisy.max_abs_pct > noisy.mean_abs_pct
+
+
+def test_a_fit_to_many_sizes_tries_a_bounded_number_of_knots(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_solved = 0
+    solve = fitting._solve
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal num_solved
+        num_solved += 1
+        return solve(*arguments)
+
+    monkeypatch.setattr(fitting, "_solve", counted)
+    steps = [shape((tokens, 0)) for tokens in range(2, 400)]
+    fitted = fit_terms([Measurement(shape=step, seconds=true_seconds(step)) for step in steps])
+    assert num_solved <= 1 + 4 * 2 * 64
+    knots = [term.knot for term in fitted.terms if term.form != "all"]
+    assert min(abs(knot - 64) for knot in knots) <= 7  # as near as those that are tried come
 
 
 def batch(step: StepShape, index: int, *, factor: int = 1, error: str | None = None) -> BatchResult:
@@ -170,6 +189,15 @@ def test_too_few_batches_are_refused(tmp_path: Path) -> None:
     write_result(tmp_path / "result.json", result([batch(step, 1) for step in SHAPES[:7]]))
     with pytest.raises(ConfigError, match="7 batches that tell what a step takes"):
         fit_result(tmp_path / "result.json")
+
+
+def test_a_step_that_took_no_time_is_refused(tmp_path: Path) -> None:
+    none = RoundSample(**dict.fromkeys(RoundSample.__struct_fields__, 0))
+    batches = [batch(step, index) for index, step in enumerate(SHAPES)]
+    batches[3] = msgspec.structs.replace(batches[3], rounds=(none,))
+    write_result(tmp_path / "r.json", result(batches))
+    with pytest.raises(ConfigError, match="a step that took no time"):
+        fit_result(tmp_path / "r.json")
 
 
 def test_a_profile_becomes_a_cost_model_with_its_errors(tmp_path: Path) -> None:

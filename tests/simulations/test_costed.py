@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ksana.costs.cost_file import CostModel, save_cost
-from ksana.costs.fitted_cost import FittedTerms
+from ksana.costs.fitted_cost import QUANTITIES, FittedTerms
 from ksana.errors import ConfigError
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.engine import EngineSpec
@@ -27,7 +27,7 @@ def run(choice: CostChoice | None) -> RunRecord:
 
 
 def saved(tmp_path: Path, most: int, host_s: float = 0.0) -> str:
-    data = FittedTerms(constant_s=0.5, terms=(), most={"tokens": most})
+    data = FittedTerms(constant_s=0.5, terms=(), most={**dict.fromkeys(QUANTITIES, 10**9), "tokens": most})
     save_cost(tmp_path / "cost.json", CostModel(data, host_s=host_s, source="a test"))
     return str(tmp_path / "cost.json")
 
