@@ -13,11 +13,13 @@ from ksana.messages.steps import StepPlan
 from ksana.stores.simulated import SimulatedStore
 from simulations.agenda import Agenda
 from simulations.engine import SimulatedEngine
-from simulations.network import SlowMailboxes
+from simulations.network import SlowMailbox, SlowMailboxes, SlowPost
 from simulations.requests import NamedText, PromptSource, SimRequest
 
 StoreFaultKind = Literal["down", "frozen", "slow", "losing", "corrupt"]
-SlowActor = Literal["scheduler", "block_allocator", "swa_cache_manager", "executor", "remote_cache_loader"]
+SlowActor = Literal[
+    "tokenizer", "scheduler", "block_allocator", "swa_cache_manager", "executor", "remote_cache_loader"
+]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -156,6 +158,11 @@ class Faulty(Protocol):
     def worker_faults(self) -> WorkerFaults: ...
     @property
     def store(self) -> SimulatedStore | None: ...
+    @property
+    def outputs(self) -> SlowPost:
+        """What the scheduler says to the tokenizer."""
+        ...
+
     def disconnect(self, share: float, rng: random.Random) -> None: ...
 
 
@@ -218,16 +225,21 @@ class FaultHand:
         elif isinstance(fault, StoreTrouble):
             self._trouble(faulty.store, fault)
         elif isinstance(fault, SlowMessages):
-            mailboxes = faulty.engine.mailboxes
-            assert isinstance(mailboxes, SlowMailboxes)
-            mailbox = mailboxes.slow[fault.actor]
-            mailbox.delay_s = fault.delay_s
-            self._later(fault.at_s + fault.for_s, lambda: setattr(mailbox, "delay_s", 0.0))
+            self._slow_down(faulty, fault)
         elif isinstance(fault, Disconnects):
             faulty.disconnect(fault.share, rng)
         else:
             faulty.facts.is_drained = True
             faulty.engine.mailboxes.scheduler.put(Drain())
+
+    def _slow_down(self, faulty: Faulty, fault: SlowMessages) -> None:
+        slow: SlowPost | SlowMailbox = faulty.outputs
+        if fault.actor != "tokenizer":
+            mailboxes = faulty.engine.mailboxes
+            assert isinstance(mailboxes, SlowMailboxes)
+            slow = mailboxes.slow[fault.actor]
+        slow.delay_s = fault.delay_s
+        self._later(fault.at_s + fault.for_s, lambda: setattr(slow, "delay_s", 0.0))
 
     def _trouble(self, store: SimulatedStore | None, fault: StoreTrouble) -> None:
         if store is None:

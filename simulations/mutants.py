@@ -42,8 +42,8 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.IsNot: ast.Is,
 }
 
-_WAKE_UPS = {"num_changes", "stalled_at", "retry_at_s", "plans_to_skip"}
-"""State that says that asking again may be worth it: without it nobody asks."""
+_WAKE_UPS = {"num_changes", "retry_at_s", "plans_to_skip"}
+"""State that says when asking again may be worth it: without it nobody asks, or late."""
 
 _RELEASES = {
     "release", "unhold", "unpin", "discard", "release_request", "drop", "forget", "_shrink", "_drop_blocks",
@@ -241,7 +241,7 @@ def _of_statement(statement: ast.stmt, function: str, *, returns_bool: bool) -> 
     elif isinstance(statement, ast.Assign | ast.AugAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         attributes = {target.attr for target in targets if isinstance(target, ast.Attribute)}
-        if attributes & _WAKE_UPS:
+        if attributes & _WAKE_UPS and _is_wake_up(statement):
             yield _Change(statement, "lost wake-up", None, function)
         elif attributes or isinstance(targets[0], ast.Subscript):
             yield _Change(statement, "dropped statement", None, function)
@@ -254,6 +254,14 @@ def _of_statement(statement: ast.stmt, function: str, *, returns_bool: bool) -> 
         for value in (True, False):
             if ast.unparse(statement.value) != str(value):
                 yield _Change(statement.value, "constant return", ast.Constant(value), function)
+
+
+def _is_wake_up(statement: ast.Assign | ast.AugAssign) -> bool:
+    """Counting on, going back to 0, or setting a time; not what puts asking off."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add)
+    value = statement.value
+    return isinstance(value, ast.BinOp) or (isinstance(value, ast.Constant) and value.value == 0)
 
 
 def _of_expression(expression: ast.expr, function: str) -> Iterator[_Change]:

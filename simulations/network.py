@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from ksana.messages.base import Message
+from ksana.messages.outputs import StepOutputs
 from ksana.runtime.clock import now_s
 from ksana.runtime.mailbox import Mailbox
 from ksana.wiring import Mailboxes
@@ -121,6 +122,29 @@ class SlowMailbox(Mailbox[Message]):
     def _arrive(self, message: Message) -> None:
         self.num_on_the_way -= 1
         super().put(message)
+
+
+class SlowPost:
+    """What is said to one listener may take time to come. Its order stays."""
+
+    def __init__(self, listen: Callable[[StepOutputs], None], agenda: Agenda) -> None:
+        self.delay_s = 0.0
+        self.num_on_the_way = 0
+        self._listen = listen
+        self._agenda = agenda
+        self._last_s = 0.0
+
+    def __call__(self, outputs: StepOutputs) -> None:
+        if not self.delay_s and not self.num_on_the_way:
+            self._listen(outputs)
+            return
+        self._last_s = max(self._last_s, now_s() + self.delay_s)
+        self.num_on_the_way += 1
+        self._agenda.at(self._last_s, lambda: self._arrive(outputs))
+
+    def _arrive(self, outputs: StepOutputs) -> None:
+        self.num_on_the_way -= 1
+        self._listen(outputs)
 
 
 SLOWABLE = ("scheduler", "block_allocator", "swa_cache_manager", "executor", "remote_cache_loader")

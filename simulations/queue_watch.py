@@ -46,6 +46,7 @@ class QueueWatch:
         self._holders: set[RequestId] = set()
         """They wait with blocks that a load brought."""
         self._num_preemptions = 0
+        self._epoch = 0
 
     def take(
         self,
@@ -63,10 +64,13 @@ class QueueWatch:
             elif isinstance(message, PrefixLoaded):
                 self._loaded(message)
             elif isinstance(message, WorkerLost | WorkerReady):
+                self._epoch = message.pool_epoch
                 self._decoding.clear()
                 self._loading.clear()
                 self._making_way.clear()
                 self._holders.clear()
+            elif isinstance(message, BlocksPlanned):
+                self._check_never(message, said)
         num_loads = 0
         for _, message in said:
             if isinstance(message, StepPlan):
@@ -197,6 +201,16 @@ class QueueWatch:
         swa = cores.manager
         peak = swa.config.num_swa_peak(num_blocks, min(self._spec.max_num_batched_tokens, num_prompt))
         return peak <= swa.cache.room - swa.num_set_aside
+
+    def _check_never(self, answer: BlocksPlanned, said: Sequence[Said]) -> None:
+        """A request that fits no pool is told at once."""
+        ended = {
+            one.request_id for _, message in said if isinstance(message, StepOutputs) for one in message.ended
+        }
+        for refusal in answer.refusals:
+            is_here = refusal.request_id in self._waiting and answer.pool_epoch == self._epoch
+            if refusal.reason == "never" and is_here and refusal.request_id not in ended:
+                raise BrokenPromise(f"request {refusal.request_id} can never run, and still waits")
 
     def _check_preemption(self, cores: Cores, num_loads: int) -> None:
         """Nobody who runs makes way while others only load."""

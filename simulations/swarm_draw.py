@@ -149,7 +149,7 @@ class _Drawing:
         requests: list[SimRequest] = []
         arrival_s = 0.0
         fewest = 20 if self.style in ("sharing", "loading") else 2
-        for number in range(rng.choice((rng.randint(fewest, 24), rng.randint(20, 40)))):
+        for number in range(rng.choice((rng.randint(fewest, 24), rng.randint(20, 60)))):
             arrival_s += rng.expovariate(1 / pause_s) if pause_s else 0.0
             if rng.random() < 0.1:
                 arrival_s += 3.0
@@ -213,6 +213,6 @@ def _roomy(engine: EngineSpec, requests: tuple[SimRequest, ...]) -> EngineSpec:
         num_fa_blocks=blocks + engine.max_num_seqs + 8,
         num_swa_blocks=num_swa_blocks,
         max_queued_requests=1000,
-        max_remote_loads=8,
+        max_remote_loads=1 if engine.max_remote_loads == 1 else 8,
         remote_load_timeout_s=5.0,
     )

@@ -39,7 +39,7 @@ from simulations.faults import (
 )
 from simulations.frontend import Asked, FrontEnd
 from simulations.metrics import EngineRecord, EngineSample, FaultRecord, RequestRecord, RunRecord, StepLog
-from simulations.network import Link, SlowMailboxes
+from simulations.network import Link, SlowMailboxes, SlowPost
 from simulations.oracles import PrefixOracle, StoreOracle
 from simulations.promises import BrokenPromise
 from simulations.requests import Ending, SimRequest, Workload
@@ -155,6 +155,7 @@ class _Machine:
             check_cache=keep.check_cache,
             then=world.log.tap(self.name) if world.log is not None else None,
         )
+        self.outputs = SlowPost(self.front.take_outputs, world.agenda)
         is_slowable = any(engines_named(fault) == index for fault in world.spec.faults)
         self.engine = SimulatedEngine(
             spec,
@@ -162,7 +163,7 @@ class _Machine:
             host_s=world.host_s,
             tokens=self.scripts,
             fast=not checked,
-            listener=self.front.take_outputs,
+            listener=self.outputs,
             store=self.store,
             tap=self.watch.tap,
             check_messages=keep.check_cache,
