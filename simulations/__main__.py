@@ -112,7 +112,8 @@ def _add_mutations(commands: Commands) -> None:
 
 def _mutations(options: argparse.Namespace) -> int:
     def told(trial: Trial) -> None:
-        sys.stderr.write("S" if trial.seed is None else ".")
+        outcome = "survived" if trial.seed is None else f"seed {trial.seed}"
+        sys.stderr.write(f"{outcome:<9} {trial.mutant.name}\n")
         sys.stderr.flush()
 
     report = run_mutations(
@@ -122,7 +123,6 @@ def _mutations(options: argparse.Namespace) -> int:
         jobs=options.jobs,
         told=told,
     )
-    sys.stderr.write("\n")
     if options.json:
         _print_json(report)
     else:
