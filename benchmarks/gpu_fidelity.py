@@ -22,6 +22,7 @@ import trio
 
 from benchmarks.recorded_run import KvCache, RecordedRun, Sample, read_run
 from benchmarks.serving_figures import Times, compare_samples, figures, print_figures, print_spread
+from ksana.cli.main import expected_cause
 from ksana.costs.cost_file import CostModel
 from ksana.costs.step_cost import StepCost
 from ksana.devices.simulated_worker import KnownRequest
@@ -52,6 +53,9 @@ def engine_spec(run: RecordedRun) -> EngineSpec:
     meta = run.meta
     if meta.kv_cache is None:
         raise ConfigError("meta.json does not tell how many KV blocks the engine had; give --num-blocks")
+    num_engines = meta.engine_kwargs.data_parallel_size
+    if num_engines > 1:
+        raise ConfigError(f"{num_engines} engines were recorded (data_parallel_size), one is simulated")
     scheduler = meta.resolved_config.scheduler_config
     longest = max(len(asked.input_tok_ids) + asked.output_toks for asked in run.asked)
     return EngineSpec(
@@ -168,7 +172,12 @@ def simulate(run: RecordedRun, cost: StepCost) -> Simulated:
     async def main() -> Simulated:
         return await _World(run, cost).simulate()
 
-    return run_deterministic(0, main, VirtualClock())
+    try:
+        return run_deterministic(0, main, VirtualClock())
+    except BaseExceptionGroup as group:  # trio wraps what its tasks raise
+        if isinstance(cause := expected_cause(group), KsanaError):
+            raise cause from None
+        raise
 
 
 def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
@@ -225,8 +234,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KsanaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    num_devices = run.meta.engine_kwargs.tensor_parallel_size
+    if num_devices > 1:
+        print(
+            f"NOTE: the recorded engine ran on {num_devices} devices (tensor_parallel_size). What they tell "
+            "each other is in no table and costs nothing here: expect too little."
+        )
     print(
-        f"{run.meta.model}, {len(run.asked)} requests; simulated: {simulated.num_steps} steps, "
+        f"{run.meta.model}, {len(run.asked)} requests, {options.num_layers} decoder layers (--num-layers); "
+        f"simulated: {simulated.num_steps} steps, "
         f"{simulated.num_preemptions} preemptions, {simulated.num_cached_tokens} of "
         f"{simulated.num_prompt_tokens} prompt tokens cached; {cost.num_extrapolated} steps outside tables"
     )

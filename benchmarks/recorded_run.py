@@ -2,7 +2,8 @@
 
 `workload.jsonl` (arrival_time_ns, input_tok_ids, output_toks), `meta.json` (settings of the engine),
 `requests.jsonl` (queued_ts, scheduled_ts, first_token_ts, last_token_ts per request, seconds of one clock)
-and `timeseries.csv` (t, running, waiting, kv_cache_pct), as the bench of LLMServingSim writes them.
+and `timeseries.csv` (t, running, waiting, kv_cache_pct), which may be missing, as the bench of LLMServingSim
+writes them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class EngineKwargs(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
 
 
 class KvCache(msgspec.Struct, frozen=True):
@@ -97,27 +100,31 @@ def read_run(directory: Path) -> RecordedRun:
     """Raises ConfigError for anything that is not such a directory."""
     path = directory / "timeseries.csv"
     try:
-        rows = list(csv.DictReader(path.read_text().splitlines()))
+        rows = list(csv.DictReader(path.read_text("utf-8-sig").splitlines())) if path.exists() else []
         samples = msgspec.convert(rows, tuple[Sample, ...], strict=False)
     except (OSError, UnicodeDecodeError, csv.Error, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return RecordedRun(
         meta=_decoded(directory / "meta.json", Meta),
-        asked=_lines(directory / "workload.jsonl", AskedRequest),
+        asked=tuple(sorted(_lines(directory / "workload.jsonl", AskedRequest), key=_arrival)),
         served=_lines(directory / "requests.jsonl", ServedRequest),
         samples=samples,
     )
 
 
+def _arrival(asked: AskedRequest) -> int:
+    return asked.arrival_time_ns
+
+
 def _decoded(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
 def _lines(path: Path, kind: type[T]) -> tuple[T, ...]:
     try:
         return tuple(msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines() if line)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -55,7 +55,12 @@ def read_attention(path: Path) -> AttentionGrid:
 
 def _attention_times(path: Path) -> _Grid:
     """By chunk, KV before it, decodes and their KV."""
-    header, _ = read_lines(path, ("prefill_chunk",))
+    header, lines = read_lines(path, ("prefill_chunk",))
+    if "layer" in header:
+        kinds = {line[header["layer"]] for _, line in lines if len(line) > header["layer"]}
+        if len(kinds) > 1:
+            named = ", ".join(sorted(kinds)[:4])[:80]
+            raise ConfigError(f"{path}: more than one kind of attention ({named}); one is read")
     if "prefill_key" not in header:
         columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
         return {(int(c), int(b), int(n), int(kv)): us for c, b, n, kv, us in read_rows(path, columns)}

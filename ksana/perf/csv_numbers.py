@@ -38,7 +38,7 @@ def read_lines(path: Path, columns: Iterable[str]) -> tuple[Mapping[str, int], l
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
     try:
-        lines = list(csv.reader(io.StringIO(text.decode())))
+        lines = list(csv.reader(io.StringIO(text.decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: {error}") from None
     header = {name: index for index, name in enumerate(lines[0])} if lines else {}

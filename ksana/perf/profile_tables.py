@@ -1,8 +1,9 @@
 """Reads a directory of per-layer profile tables into a cost.
 
-Files: `dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us) and
-`attention.csv` (see `attention_file`), as the profilers of LLMServingSim write them. `meta.json`, if there is
-one, says how the engine of a recorded run padded its steps.
+Files: `dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us),
+`attention.csv` (see `attention_file`), and for models with experts `moe.csv` (`expert_table`), as the
+profilers of LLMServingSim write them. `meta.json`, if there is one, says how the engine of a recorded run
+padded its steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ksana.costs.profile_cost import LayerTable, ProfileTables
 from ksana.errors import ConfigError
 from ksana.perf.attention_file import read_attention
 from ksana.perf.csv_numbers import MAX_FILE_BYTES, read_lines, read_rows
+from ksana.perf.expert_table import read_experts
 
 _ONCE_PER_STEP = frozenset({"embedding", "final_layernorm", "lm_head", "sampler"})
 _PER_LAYER = {"layernorm": 2}
@@ -25,13 +27,32 @@ def read_profile(directory: Path, *, num_layers: int) -> ProfileTables:
     """Raises ConfigError, with file and line, for anything that is not such a directory."""
     if num_layers < 1:
         raise ConfigError(f"a model has at least one layer, not {num_layers}")
+    dense = _layers(directory / "dense.csv", "tokens", num_layers)
+    if (directory / "moe.csv").exists():
+        sizes = sorted({size for layer in dense for size in layer.sizes})
+        dense = (*dense, read_experts(directory / "moe.csv", sizes, num_layers))
+    _check_kinds(directory, {layer.name for layer in dense})
     return ProfileTables(
         num_layers=num_layers,
-        dense=_layers(directory / "dense.csv", "tokens", num_layers),
+        dense=dense,
         per_sequence=_layers(directory / "per_sequence.csv", "sequences", num_layers),
         attention=read_attention(directory / "attention.csv"),
         padded_sizes=_padded_sizes(directory / "meta.json"),
     )
+
+
+def _check_kinds(directory: Path, names: set[str]) -> None:
+    """Every decoder layer is taken to be like the others. Raises ConfigError where the tables are of several
+    kinds of them: nothing tells how many there are of each."""
+    linear = directory / "linear_attention.csv"
+    if linear.exists():
+        raise ConfigError(f"{linear}: models with two kinds of attention are not read")
+    both = names & {"gate_up_proj", "down_proj"}
+    if both and "moe" in names:
+        raise ConfigError(
+            f"{directory} has experts (moe.csv) and a dense MLP ({', '.join(sorted(both))} in dense.csv); "
+            "nothing tells which layers have which"
+        )
 
 
 def _layers(path: Path, size_column: str, num_layers: int) -> tuple[LayerTable, ...]:

@@ -87,7 +87,8 @@ def test_a_run_agrees_with_itself(directory: Path, capsys: pytest.CaptureFixture
     assert main([str(directory), "--num-layers", "64", "--again", "1"]) == 0
     printed = capsys.readouterr().out
     assert "more than" not in printed
-    assert "made up, 40 requests" in printed
+    assert "made up, 40 requests, 64 decoder layers" in printed
+    assert "NOTE" not in printed
     assert len(simulated.samples) >= 1
     run = read_run(directory)
     for figure in figures(recorded_times(run), simulated.times):
@@ -130,6 +131,44 @@ def test_older_records_say_less_of_the_engine(directory: Path, capsys: pytest.Ca
     assert "give --num-blocks" in capsys.readouterr().err
     assert main([str(directory), "--num-layers", "64", "--num-blocks", "61"]) == 0
     assert "latency, p99" in capsys.readouterr().out
+
+
+def change_meta(directory: Path, part: str, **values: int) -> None:
+    meta = json.loads((directory / "meta.json").read_text())
+    meta[part].update(values)
+    (directory / "meta.json").write_text(json.dumps(meta))
+
+
+def test_records_of_several_devices_or_engines(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_record(directory, simulated_run(directory))
+    change_meta(directory, "engine_kwargs", tensor_parallel_size=2)
+    assert main([str(directory), "--num-layers", "64"]) == 0
+    assert "NOTE: the recorded engine ran on 2 devices" in capsys.readouterr().out
+    change_meta(directory, "engine_kwargs", data_parallel_size=4)
+    assert main([str(directory), "--num-layers", "64"]) == 2
+    assert "4 engines were recorded (data_parallel_size), one is simulated" in capsys.readouterr().err
+
+
+def test_a_request_that_cannot_be_served_is_one_line(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(directory, simulated_run(directory))
+    change_meta(directory, "kv_cache", num_gpu_blocks=4)
+    assert main([str(directory), "--num-layers", "64"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: request ")
+    assert err.count("\n") == 1
+
+
+def test_order_of_the_workload_and_samples_over_time_are_not_needed(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(directory, simulated_run(directory))
+    asked = (directory / "workload.jsonl").read_text().splitlines()
+    (directory / "workload.jsonl").write_text("\n".join(reversed(asked)))
+    (directory / "timeseries.csv").unlink()
+    assert main([str(directory), "--num-layers", "64"]) == 0
+    assert "0 s recorded" in capsys.readouterr().out
 
 
 def test_arrivals_move_a_little_and_stay_in_order(directory: Path) -> None:

@@ -1,0 +1,68 @@
+"""Reads `moe.csv`: a layer of experts by tokens in the step and by how many experts these call upon.
+
+Columns: tokens, activated_experts, time_us, and in newer files ep: over how many devices experts are spread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+from ksana.costs.profile_cost import LayerTable
+from ksana.errors import ConfigError
+from ksana.perf.csv_numbers import read_lines, read_rows
+
+_MAX_POINTS = 4096
+_Line = Sequence[tuple[float, float]]
+"""(place, microseconds), by place."""
+
+
+def read_experts(path: Path, sizes: Sequence[int], num_layers: int) -> LayerTable:
+    """The layer at these numbers of tokens, as far as it was measured. Raises ConfigError.
+
+    What is routed where is in no table: every token is taken to call upon experts evenly and on its own, so
+    that of E experts, k for each token, T tokens call upon E * (1 - (1 - k / E)**T). k is what one token
+    called upon when it was measured, E the most that any number did. Between points time is linear.
+    """
+    times = _times(path)
+    if min(times) != 1 or len(times) < 2:
+        raise ConfigError(f"{path}: needs a step of one token, and larger ones")
+    num_per_token = times[1][0][0]
+    num_experts = max(line[-1][0] for line in times.values())
+    if not 0 < num_per_token <= num_experts:
+        raise ConfigError(f"{path}: one token calls upon {num_per_token:g} of {num_experts:g} experts")
+    measured = sorted(times)
+    us = []
+    inside = [size for size in sizes if 1 <= size <= measured[-1]]
+    for size in inside:
+        called = num_experts * (1 - (1 - num_per_token / num_experts) ** size)
+        above = max(1, bisect_left(measured, size))
+        around = [(tokens, _along(times[tokens], called)) for tokens in measured[above - 1 : above + 1]]
+        us.append(_along(around, size))
+    return LayerTable(name="moe", per_step=num_layers, sizes=tuple(inside), us=tuple(us))
+
+
+def _times(path: Path) -> dict[int, _Line]:
+    """By tokens: microseconds by experts called upon. Of experts that are all on one device."""
+    header, _ = read_lines(path, ("tokens",))
+    columns = ("tokens", "activated_experts", "time_us")
+    rows = read_rows(path, (*columns, "ep") if "ep" in header else columns)
+    times: dict[int, dict[float, float]] = {}
+    for tokens, called, us, *spread in rows:
+        if spread in ([], [1.0]):
+            times.setdefault(int(tokens), {})[called] = us
+    if not times:
+        raise ConfigError(f"{path} has no rows of experts on one device")
+    if len(rows) > _MAX_POINTS:
+        raise ConfigError(f"{path} has more than {_MAX_POINTS} rows")
+    return {tokens: sorted(line.items()) for tokens, line in times.items()}
+
+
+def _along(line: _Line, place: float) -> float:
+    """On the straight between the two points next to it, or through the last two, but not below 0."""
+    if len(line) == 1:
+        return line[0][1]
+    above = min(max(1, bisect_left(line, (place,))), len(line) - 1)
+    (left, lower), (right, upper) = line[above - 1], line[above]
+    return max(0.0, lower + (upper - lower) * (place - left) / (right - left))

@@ -1,0 +1,106 @@
+"""Layers of experts, from made-up tables whose times follow a formula."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from ksana.costs.profile_cost import ProfileCost
+from ksana.errors import ConfigError
+from ksana.perf.expert_table import read_experts
+from ksana.perf.profile_tables import read_profile
+from tests.costs.profiles import attention_us, write_profile
+from tests.costs.test_profile_cost import shape
+
+NUM_EXPERTS, PER_TOKEN = 16, 2
+TOKENS = (1, 2, 4, 8, 16, 64, 256)
+
+
+def expert_us(tokens: float, called: float) -> float:
+    return 5 + 7 * called + 0.25 * tokens
+
+
+def write_experts(directory: Path, *, spread: bool = True) -> Path:
+    """As measured: so many tokens cannot call upon more than PER_TOKEN experts each."""
+    lines = ["ep,tokens,activated_experts,time_us" if spread else "tokens,activated_experts,time_us"]
+    for tokens, called in itertools.product(TOKENS, (2, 4, 8, 16)):
+        if called <= PER_TOKEN * tokens:
+            lines.append(f"{'1,' * spread}{tokens},{called},{expert_us(tokens, called)}")
+            if spread:
+                lines.append(f"2,{tokens},{called // 2},1.0")
+    file = directory / "moe.csv"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def called(tokens: int) -> float:
+    return NUM_EXPERTS * (1 - (1 - PER_TOKEN / NUM_EXPERTS) ** tokens)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_experts_are_called_upon_evenly(tmp_path: Path, spread: bool) -> None:
+    sizes = (1, 2, 3, 8, 40, 256, 512)
+    layer = read_experts(write_experts(tmp_path, spread=spread), sizes, num_layers=3)
+    assert (layer.name, layer.per_step, layer.sizes) == ("moe", 3, (1, 2, 3, 8, 40, 256))
+    assert layer.us == pytest.approx([expert_us(size, called(size)) for size in layer.sizes])
+    assert called(1) == 2
+    assert called(256) == pytest.approx(16)
+
+
+def test_a_profile_with_experts_costs_them_in_every_layer(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    without = ProfileCost(read_profile(tmp_path, num_layers=3))
+    write_experts(tmp_path)
+    step = shape(decodes=8, kv=64)
+    added = ProfileCost(read_profile(tmp_path, num_layers=3)).seconds(step) - without.seconds(step)
+    assert added == pytest.approx(3e-6 * expert_us(8, called(8)))
+
+
+def test_tables_of_which_layers_are_which_is_unknown_are_refused(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    write_experts(tmp_path)
+    dense = tmp_path / "dense.csv"
+    dense.write_text(dense.read_text() + "\ndown_proj,1,3.0")
+    with pytest.raises(ConfigError, match=r"experts .* and a dense MLP \(down_proj in dense.csv\)"):
+        read_profile(tmp_path, num_layers=3)
+    write_profile(tmp_path)
+    (tmp_path / "linear_attention.csv").touch()
+    with pytest.raises(ConfigError, match="two kinds of attention"):
+        read_profile(tmp_path, num_layers=3)
+
+
+def test_two_kinds_of_attention_in_one_table_are_refused(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    lines = [f"{kind},16,16,0,0,1,{attention_us(16, 0, 0, 0)}" for kind in ("attention", "indexer")]
+    header = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
+    (tmp_path / "attention.csv").write_text("\n".join([header, *lines]))
+    with pytest.raises(ConfigError, match=r"more than one kind of attention \(attention, indexer\)"):
+        read_profile(tmp_path, num_layers=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tokens,activated_experts,time_us\n1,2,3\n", "needs a step of one token, and larger ones"),
+        ("tokens,activated_experts,time_us\n2,2,3\n4,4,5\n", "needs a step of one token"),
+        ("ep,tokens,activated_experts,time_us\n2,1,1,3\n", "no rows of experts on one device"),
+        ("tokens,activated_experts,time_us\n1,0,3\n2,0,4\n", "one token calls upon 0 of 0 experts"),
+        ("tokens,activated_experts,time_us\n1,2,nan\n", "line 2: a value is negative, not a number"),
+        ("tokens,time_us\n1,2\n", "has no column activated_experts"),
+    ],
+)
+def test_broken_tables_of_experts_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "moe.csv"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_experts(file, (1, 2), num_layers=1)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    tables = read_profile(tmp_path, num_layers=2)
+    dense = tmp_path / "dense.csv"
+    dense.write_bytes(b"\xef\xbb\xbf" + dense.read_bytes())
+    assert read_profile(tmp_path, num_layers=2) == tables
