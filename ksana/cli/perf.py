@@ -87,6 +87,8 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
     num_passes = 1
     if config is None or batches is None:
         config, batches = _plan_sweep(own, output, limits)
+        if own.cost_file is not None:
+            check_enough(config.batch_config_file, batches)
         rounds = QUICK_ROUNDS if own.quick else SWEEP_ROUNDS
         num_passes = 1 if own.quick else SWEEP_PASSES
         time_limit_s = own.time_limit or (QUICK_LIMIT_S if own.quick else SWEEP_LIMIT_S)

@@ -80,11 +80,19 @@ class _Finder:
         return self._made(made)
 
     def several(self) -> list[Batch]:
-        """Several prompts in one step."""
+        """Several prompts in one step, from their beginnings, and with as much KV before each as there is
+        room for: so they come when their prefixes were cached, and read far more KV than one prompt can."""
         made: list[tuple[str, Groups]] = []
         for num in _axis(2, min(self._limits.max_num_seqs, self._budget // 2), 1)[:: 3 if self._quick else 2]:
-            lengths = sorted({self._budget // num, max(2, self._budget // num // 4)})
-            made += [(f"{num} prefills of {tokens}", [(tokens, tokens, num)]) for tokens in lengths]
+            short = max(2, self._budget // num // 4)
+            for tokens in sorted({self._budget // num, short}):
+                made.append((f"{num} prefills of {tokens}", [(tokens, tokens, num)]))
+            room = self._largest(
+                lambda kv, num=num, short=short: [(short + kv, short, num)],  # type: ignore[misc]
+                self._longest,
+            )
+            if room > 0:
+                made.append((f"{num} prefills of {short} after {room}", [(short + room, short, num)]))
         return self._made(made)
 
     def _kv_axis(self, most: int) -> list[int]:

@@ -82,6 +82,8 @@ def test_the_axes_go_from_end_to_end(quick: bool) -> None:
     assert max(kv) > 0.95 * 5000 * 16
     assert max(length for batch in found["late"] for length, _ in batch.requests) == 8191
     assert max(batch.shape().num_forwarding_tokens for batch in found["both"]) == 512
+    # Prompts whose prefixes are cached read all of the pool together, more than the longest one alone.
+    assert max(batch.shape().num_kv_tokens for batch in found["several"]) > 0.95 * 5000 * 16
 
 
 def test_what_is_most_telling_comes_first() -> None:
