@@ -24,6 +24,8 @@ def read_attention(path: Path) -> AttentionGrid:
     """The grid of `attention.csv`. Points that the profiler had no KV memory for are continued along the KV
     axis; numbers of decodes that were not measured beside a prefill are left out there."""
     times = _attention_times(path)
+    if not all(times.values()):
+        raise ConfigError(f"{path}: a step took no time")
     chunks = _axis(path, "prefill_chunk", (c for c, _, _, _ in times if c))
     before = _axis(path, "kv_prefill", (b for c, b, _, _ in times if c))
     kv_axis = _axis(path, "kv_decode", (kv for _, _, num, kv in times if num))

@@ -85,8 +85,8 @@ class _Finder:
         made: list[tuple[str, Groups]] = []
         for num in _axis(2, min(self._limits.max_num_seqs, self._budget // 2), 1)[:: 3 if self._quick else 2]:
             short = max(2, self._budget // num // 4)
-            for tokens in sorted({self._budget // num, short}):
-                made.append((f"{num} prefills of {tokens}", [(tokens, tokens, num)]))
+            lengths = sorted({self._budget // num, short})
+            made += [(f"{num} prefills of {tokens}", [(tokens, tokens, num)]) for tokens in lengths]
             room = self._largest(
                 lambda kv, num=num, short=short: [(short + kv, short, num)],  # type: ignore[misc]
                 self._longest,

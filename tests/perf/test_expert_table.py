@@ -98,6 +98,15 @@ def test_broken_tables_of_experts_are_refused(tmp_path: Path, text: str, said: s
         read_experts(file, (1, 2), num_layers=1)
 
 
+def test_attention_that_takes_no_time_is_refused(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    file = tmp_path / "attention.csv"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:-1], lines[-1].rsplit(",", 1)[0] + ",0"]))
+    with pytest.raises(ConfigError, match=r"attention.csv: a step took no time"):
+        read_profile(tmp_path, num_layers=2)
+
+
 def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path: Path) -> None:
     write_profile(tmp_path)
     tables = read_profile(tmp_path, num_layers=2)
