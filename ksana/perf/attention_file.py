@@ -76,7 +76,7 @@ def _attention_times(path: Path) -> _Grid:
 
 def _on_one_axis(times: _Grid) -> _Grid:
     """The same, every chunk with the same lengths before it, those of the smallest one: where a chunk was
-    measured at others, on the straight between the two next to it."""
+    measured at others, on the straight between the two next to it, but no less than its least time."""
     lines: dict[tuple[int, int, int], dict[int, float]] = {}
     for (chunk, before, num, kv), us in times.items():
         lines.setdefault((chunk, num, kv), {})[before] = us
@@ -94,7 +94,8 @@ def _on_one_axis(times: _Grid) -> _Grid:
                 continue
             lower, upper = points[above - 1], points[above]
             share = (before - lower) / (upper - lower)
-            even[chunk, before, num, kv] = max(0.0, line[lower] + share * (line[upper] - line[lower]))
+            time = line[lower] + share * (line[upper] - line[lower])
+            even[chunk, before, num, kv] = max(min(line.values()), time)
     return even
 
 
@@ -112,12 +113,12 @@ def _time(path: Path, times: _Grid, point: tuple[int, int, int, int]) -> float:
 
 
 def _continued(line: list[float | None], kv_axis: tuple[int, ...]) -> tuple[float, ...]:
-    """The line, with what is missing at its end on the straight through the two points before. Empty when it
-    has a gap, or fewer than two points."""
+    """The line, with what is missing at its end on the straight through the two points before, which does not
+    fall: more KV takes no less time. Empty when it has a gap, or fewer than two points."""
     known = [us for us in line if us is not None]
     if len(known) < 2 or line[: len(known)] != known:
         return ()
     for index in range(len(known), len(line)):
-        slope = (known[-1] - known[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
+        slope = max(0.0, known[-1] - known[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
         known.append(known[-1] + slope * (kv_axis[index] - kv_axis[index - 1]))
     return tuple(known)

@@ -1,4 +1,4 @@
-"""Layers of experts, from made-up tables whose times follow a formula."""
+"""Profile tables as files: experts, what is refused, and what is missing. Made-up times follow a formula."""
 
 from __future__ import annotations
 
@@ -105,6 +105,17 @@ def test_attention_that_takes_no_time_is_refused(tmp_path: Path) -> None:
     file.write_text("\n".join([*lines[:-1], lines[-1].rsplit(",", 1)[0] + ",0"]))
     with pytest.raises(ConfigError, match=r"attention.csv: a step took no time"):
         read_profile(tmp_path, num_layers=2)
+
+
+def test_times_that_are_continued_do_not_fall(tmp_path: Path) -> None:
+    """The card had no memory for the longest KV of 8 decodes, and the last two times happen to fall."""
+    write_profile(tmp_path)
+    file = tmp_path / "attention.csv"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("0,0,8,")]
+    file.write_text("\n".join([*lines, "0,0,8,16,20.0", "0,0,8,64,40.0", "0,0,8,256,1.0"]))
+    grid = read_profile(tmp_path, num_layers=2).attention
+    assert grid.decode_kv == (16, 64, 256, 1024)
+    assert grid.decode_us[grid.decodes.index(8)] == (20.0, 40.0, 1.0, 1.0)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path: Path) -> None:
