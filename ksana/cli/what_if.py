@@ -36,7 +36,9 @@ def show_what_if(segments: Sequence[Segment], changes: Sequence[str]) -> int:
         f"off by {fitted.mean_error:+.1%} on the whole and {fitted.typical_error:.1%} for a typical step",
         file=sys.stderr,
     )
-    for note in _notes(len(requests) - len(asked), has_loader=recorded_settings.loader is not None):
+    num_open = sum(request.outcome is None for request in asked)
+    has_loader = recorded_settings.loader is not None
+    for note in _notes(len(requests) - len(asked), num_open, has_loader=has_loader):
         print(note, file=sys.stderr)
     skipped = frozenset(request.request_id for request in requests if request.added_s is None)
     first_s = min(request.arrival_s for request in asked)
@@ -49,10 +51,15 @@ def show_what_if(segments: Sequence[Segment], changes: Sequence[str]) -> int:
     return 0
 
 
-def _notes(num_skipped: int, *, has_loader: bool) -> list[str]:
+def _notes(num_skipped: int, num_open: int, *, has_loader: bool) -> list[str]:
     notes = []
     if num_skipped:
         notes.append(f"{num_skipped} requests that ran when the journal begins are left out of the new runs")
+    if num_open:
+        notes.append(
+            f"{num_open} requests had not ended when the journal does, or its engine broke: the new runs "
+            "make up the rest of their answers"
+        )
     if has_loader:
         notes.append("the new runs have no remote cache")
     return notes

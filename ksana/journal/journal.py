@@ -129,6 +129,8 @@ def open_journal(
             if getattr(settings, name):
                 raise ConfigError(f"{name} is set, but nothing is recorded: name a directory with journal")
         return None
+    if not settings.journal:
+        raise ConfigError("journal is empty: it must name a directory")
     if settings.journal_key_file is not None and not settings.journal_redact:
         raise ConfigError("journal_key_file is set, but nothing is redacted: set journal_redact")
     if settings.journal_max_bytes < _MIN_SEGMENTS * settings.journal_segment_bytes:

@@ -65,7 +65,7 @@ class Tail:
         if self.is_complete:
             return None
         cut = f", and its last {self.num_cut_bytes} bytes are no whole frame" if self.num_cut_bytes else ""
-        return f"ends without an end{cut}: the process was killed, or still writes"
+        return f"ends without an end{cut}: the process was killed, its disk failed, or it still writes"
 
 
 def list_segments(directory: Path) -> list[Segment]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from ksana.errors import ConfigError
@@ -36,7 +37,10 @@ def read_or_make_key(file: str | None) -> bytes:
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            with path.open("rb") as existing:
+            # A pipe that nobody writes to would be waited for in vain.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as existing:
+                if not stat.S_ISREG(os.fstat(existing.fileno()).st_mode):
+                    raise ConfigError(f"the journal's key file {path} is no regular file") from None
                 text = existing.read(2 * KEY_BYTES + 64)
         else:
             with os.fdopen(descriptor, "w") as made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,3 +164,7 @@ def test_the_key_is_made_kept_private_and_read_again(tmp_path: Path) -> None:
         read_or_make_key(str(file))
     with pytest.raises(ConfigError, match="cannot be used"):
         read_or_make_key(str(tmp_path / "nowhere" / "key"))
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(ConfigError, match=r"no regular file|cannot be used"):
+            read_or_make_key(str(tmp_path / name))

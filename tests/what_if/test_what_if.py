@@ -191,3 +191,14 @@ def test_requests_that_ran_before_the_journal_are_left_out_and_told(
     assert main(["replay", directory, "--segment", "2", "--set", "max_num_seqs=2"]) == 0
     _, err = capsys.readouterr()
     assert "requests that ran when the journal begins are left out" in err
+
+
+def test_requests_that_ran_when_the_journal_ends_are_told(
+    calm: list[Segment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = calm[0].path.read_bytes()
+    (tmp_path / calm[0].path.name).write_bytes(data[: len(data) * 3 // 4])
+    num_open = sum(request.outcome is None for request in requests_of(list_segments(tmp_path)))
+    assert num_open > 0
+    assert main(["replay", str(tmp_path), "--set", "max_num_seqs=2"]) == 0
+    assert f"{num_open} requests had not ended when the journal does" in capsys.readouterr().err
