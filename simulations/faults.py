@@ -8,8 +8,10 @@ from typing import Literal, Protocol, dataclass_transform
 
 import msgspec
 
+from ksana.messages.base import Message
 from ksana.messages.requests import Drain
 from ksana.messages.steps import StepPlan
+from ksana.runtime.clock import now_s
 from ksana.stores.simulated import SimulatedStore
 from simulations.agenda import Agenda
 from simulations.engine import SimulatedEngine
@@ -96,6 +98,16 @@ class Poison(_Fault, frozen=True, kw_only=True, tag="poison"):
     position: int = 0
 
 
+class OnMessage(_Fault, frozen=True, kw_only=True, tag="on_message"):
+    """Something happens when an actor of an engine has heard its `nth` message of a kind: the worker dies, or
+    the client of the request that the message names leaves (all, if it names none)."""
+
+    engine: int = 0
+    message: str
+    nth: int = 1
+    do: Literal["crash", "leave"] = "crash"
+
+
 class Drained(_Fault, frozen=True, kw_only=True, tag="drain"):
     """An engine is shut down: what it has fails with a 503, and so does all that comes."""
 
@@ -112,6 +124,7 @@ Fault = (
     | Overload
     | BadRow
     | Poison
+    | OnMessage
     | Drained
 )
 
@@ -159,11 +172,16 @@ class Faulty(Protocol):
     @property
     def store(self) -> SimulatedStore | None: ...
     @property
+    def triggers(self) -> dict[tuple[str, int], OnMessage]: ...
+    @property
     def outputs(self) -> SlowPost:
         """What the scheduler says to the tokenizer."""
         ...
 
     def disconnect(self, share: float, rng: random.Random) -> None: ...
+    def leave(self, request_id: int | None) -> None:
+        """The client of this request leaves, or, if it is None, all do."""
+        ...
 
 
 class FaultHand:
@@ -191,7 +209,9 @@ class FaultHand:
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
         for number, fault in enumerate(faults):
-            if not isinstance(fault, BadRow | Poison):
+            if isinstance(fault, OnMessage):
+                self._engines[fault.engine].triggers[fault.message, fault.nth] = fault
+            elif not isinstance(fault, BadRow | Poison):
                 self.num_left += 1
                 self._enter(fault, random.Random(self._seed * 1009 + number))
 
@@ -210,7 +230,7 @@ class FaultHand:
             for request in overload(fault):
                 self._ask(request)
             return
-        if isinstance(fault, BadRow | Poison):
+        if isinstance(fault, BadRow | Poison | OnMessage):
             return
         faulty = self._engines[fault.engine]
         if isinstance(fault, WorkerCrash):
@@ -231,6 +251,21 @@ class FaultHand:
         else:
             faulty.facts.is_drained = True
             faulty.engine.mailboxes.scheduler.put(Drain())
+
+    def triggered(self, fault: OnMessage, message: Message) -> None:
+        """The message that a fault waited for was heard; it comes as soon as nobody is at work."""
+        faulty = self._engines[fault.engine]
+        request_id = getattr(message, "request_id", None)
+
+        def come() -> None:
+            self._told(fault, _text(fault))
+            if fault.do == "crash":
+                faulty.facts.num_crashes += 1
+                faulty.engine.crash_worker("killed by the plan")
+            else:
+                faulty.leave(request_id)
+
+        self._agenda.at(now_s(), come)
 
     def _slow_down(self, faulty: Faulty, fault: SlowMessages) -> None:
         slow: SlowPost | SlowMailbox = faulty.outputs

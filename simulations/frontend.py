@@ -161,6 +161,12 @@ class FrontEnd:
             if not asked.left and rng.random() < share:
                 self._leave(asked)
 
+    def leave(self, request_id: RequestId | None) -> None:
+        """One client leaves, if it is still there; all of them, if None."""
+        for asked in [self.open.get(request_id)] if request_id is not None else list(self.open.values()):
+            if asked is not None and not asked.left:
+                self._leave(asked)
+
     def _leave(self, asked: Asked) -> None:
         asked.left = True
         self.engine.abort(asked.request_id)

@@ -11,7 +11,7 @@ import msgspec
 from ksana.costs.step_cost import LinearStepCost
 from ksana.errors import ConfigError
 from simulations.engine import EngineSpec
-from simulations.faults import BadRow, Fault, Overload, Poison, StartFailures, engines_named
+from simulations.faults import BadRow, Fault, OnMessage, Overload, Poison, StartFailures, engines_named
 from simulations.network import LinkSpec
 from simulations.requests import MAX_CONTENT_ID, NamedText, OpenLoop, SimRequest, Workload
 from simulations.routing import Routing
@@ -89,6 +89,8 @@ class WorldSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError("an overload of too many or impossible requests")
             if isinstance(fault, StartFailures) and not 0 <= fault.count <= 1000:
                 raise ConfigError(f"start_failures: a count of {fault.count}")
+            if isinstance(fault, OnMessage) and not (1 <= fault.nth <= 1 << 30 and len(fault.message) < 100):
+                raise ConfigError("on_message: the nth message of a kind, counted from 1")
             if isinstance(fault, BadRow | Poison) and (fault.request < 0 or fault.position < 0):
                 raise ConfigError("a fault of a request before the first, or of a token before the first")
 

@@ -197,7 +197,7 @@ class _Drawing:
             cache_salt=rng.choice(_SALTS),
             timeout_s=rng.choice((0.05, 0.3)) if is_impatient else 1e6,
             leaves_after=rng.randint(0, 6) if rng.random() < 0.12 else None,
-            stop_after=rng.randint(0, 8) if rng.random() < 0.12 else None,
+            stop_after=rng.randint(0, 8) if rng.random() < 0.2 else None,
         )
 
 

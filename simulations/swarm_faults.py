@@ -11,6 +11,7 @@ from simulations.faults import (
     Disconnects,
     Drained,
     Fault,
+    OnMessage,
     Overload,
     Poison,
     SlowActor,
@@ -91,6 +92,26 @@ def _slow_messages(rng: random.Random, at_s: float, engine: int, for_s: float, _
     return [_slow_talk(rng, at_s, engine, for_s)]
 
 
+def _slow_tokenizer(rng: random.Random, at_s: float, engine: int, _for_s: float, _num: int) -> list[Fault]:
+    """Stop strings are found when more tokens have come."""
+    delay_s = rng.choice((0.015, 0.03, 0.06))
+    return [SlowMessages(at_s=at_s, engine=engine, actor="tokenizer", for_s=3.0, delay_s=delay_s)]
+
+
+def _on_message(rng: random.Random, _at_s: float, engine: int, _for_s: float, _num: int) -> list[Fault]:
+    message, nth = rng.choice(_MESSAGES), rng.randint(1, rng.choice((3, 12, 60)))
+    return [OnMessage(engine=engine, message=message, nth=nth, do=rng.choice(("crash", "leave")))]
+
+
+_MESSAGES = (
+    "AddRequest", "StepPlan", "StepDone", "PlanBlocks", "BlocksPlanned", "BlocksPlanned", "SwaBatch",
+    "SwaBatchDone", "WorkerReady", "LoadPrefix", "StoreFound", "PrefixBlockNumber",
+    "AllocateBlocksForRemoteCache", "RemoteBlocksAllocated", "StoreFetched", "StagingCopied",
+    "RemoteLoadingConfirmed", "PrefixLoaded", "BlocksFilled", "HoldBlocks", "BlocksHeld", "CancelLoad",
+)  # fmt: skip
+"""When something is under way."""
+
+
 def _slow_talk(rng: random.Random, at_s: float, engine: int, for_s: float) -> Fault:
     actor = rng.choice(get_args(SlowActor))
     delay_s = rng.choice((0.001, 0.004, 0.015, 0.06))
@@ -107,4 +128,6 @@ _KINDS: dict[Callable[[random.Random, float, int, float, int], list[Fault]], flo
     _drained: 0.7,
     _of_a_request: 4,
     _slow_messages: 3,
+    _slow_tokenizer: 1.5,
+    _on_message: 6,
 }

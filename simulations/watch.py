@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import trio
@@ -14,6 +14,7 @@ from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.actor import Address, Said
 from simulations.checkers import EngineFacts, check_books
 from simulations.engine import SimulatedEngine
+from simulations.faults import OnMessage
 from simulations.metrics import StepLog
 from simulations.network import SlowMailboxes
 from simulations.oracles import EvictionWatch, leftovers
@@ -37,15 +38,21 @@ class EngineWatch:
         *,
         steps: StepLog | None = None,
         check_cache: bool = False,
+        triggered: Callable[[OnMessage, Message], None] | None = None,
         then: Callable[[Address, float, Sequence[Message], Sequence[Said]], None] | None = None,
     ) -> None:
         """`steps`: where to write them down. `check_cache`: the books of both allocators, between batches.
+        `triggered` is told when a message came that a fault waited for.
         `then`: another tap."""
         self.facts = facts
         self.engine: SimulatedEngine
         self._steps = steps
         self._check_cache = check_cache
         self._then = then
+        self._triggered = triggered
+        self.triggers: dict[tuple[str, int], OnMessage] = {}
+        """Faults that wait for the nth message of a kind."""
+        self._heard: Counter[str] = Counter()
         self._num_activations = 0
         self._queue = QueueWatch(facts.spec)
         self._evictions = EvictionWatch()
@@ -55,6 +62,8 @@ class EngineWatch:
         self._last_step_id: StepId = 0
 
     def tap(self, actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
+        if self.triggers:
+            self._hear(messages)
         if actor == "scheduler":
             self._check_gave_up(messages)
             if any(isinstance(message, WorkerLost | WorkerReady) for message in messages):
@@ -81,6 +90,14 @@ class EngineWatch:
             self._evictions.attach(self.engine.cores.allocator, self.engine.cores.manager)
         if self._then is not None:
             self._then(actor, now_s, messages, said)
+
+    def _hear(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            name = type(message).__name__
+            self._heard[name] += 1
+            fault = self.triggers.get((name, self._heard[name]))
+            if fault is not None and self._triggered is not None:
+                self._triggered(fault, message)
 
     def _check_gave_up(self, messages: Sequence[Message]) -> None:
         """When there will be no worker for a long time, nobody is left waiting for one."""

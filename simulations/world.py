@@ -32,6 +32,7 @@ from simulations.faults import (
     BadRow,
     Fault,
     FaultHand,
+    OnMessage,
     Poison,
     SlowMessages,
     WorkerFaults,
@@ -151,6 +152,7 @@ class _Machine:
         self.record = EngineRecord(name=self.name, steps=StepLog() if keep.steps else None)
         self.watch = EngineWatch(
             self.facts,
+            triggered=world.triggered,
             steps=self.record.steps,
             check_cache=keep.check_cache,
             then=world.log.tap(self.name) if world.log is not None else None,
@@ -178,6 +180,13 @@ class _Machine:
 
     def disconnect(self, share: float, rng: random.Random) -> None:
         self.front.disconnect(share, rng)
+
+    def leave(self, request_id: int | None) -> None:
+        self.front.leave(request_id)
+
+    @property
+    def triggers(self) -> dict[tuple[str, int], OnMessage]:
+        return self.watch.triggers
 
     def sample(self) -> None:
         status = self.engine.status()
@@ -306,6 +315,9 @@ class _World:
     def _look_whether_over(self) -> None:
         if self._all_came and not self._num_open and not self._hand.num_left:
             self._over.set()
+
+    def triggered(self, fault: OnMessage, message: Message) -> None:
+        self._hand.triggered(fault, message)
 
     def _fault_came(self, fault: Fault, text: str) -> None:
         index = engines_named(fault)

@@ -16,6 +16,7 @@ from simulations.faults import (
     BadRow,
     Disconnects,
     Drained,
+    OnMessage,
     Overload,
     Poison,
     SlowMessages,
@@ -152,6 +153,18 @@ def test_slow_messages_delay_and_lose_nothing() -> None:
     record = ran(world(fault), [request(at_s=0.001, max_tokens=10)])
     assert endings(record) == ["finished length"]
     assert record.requests[0].scheduled_s == pytest.approx(0.021 + 0.02, abs=0.0205)
+
+
+def test_a_fault_can_wait_for_a_message() -> None:
+    crash = OnMessage(message="StepDone", nth=3, do="crash")
+    record = ran(world(crash), [request(max_tokens=10)])
+    assert endings(record) == ["finished length"]
+    assert record.engines[0].counters["num_worker_losses"] == 1
+    assert record.faults[0].at_s == pytest.approx(3 * STEP_S)
+
+    leave = OnMessage(message="AddRequest", nth=2, do="leave")
+    record = ran(world(leave), [request(text=n, max_tokens=10) for n in range(3)])
+    assert endings(record) == ["finished length", "left", "finished length"]
 
 
 def test_engines_share_a_store() -> None:
