@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
@@ -11,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ksana.atomic_file import write_atomically
 from ksana.errors import ConfigError
 from ksana.perf.html_page import charts, folded, page, table
 from simulations.chrome_trace import chrome_trace
@@ -118,14 +117,6 @@ def write_file(path: Path, content: bytes) -> None:
     """Whole or not at all. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomically(path, content)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None

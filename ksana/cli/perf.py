@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from ksana.atomic_file import write_atomically
 from ksana.cli.loading import LoadingBar
 from ksana.cli.logs import configure_logging
 from ksana.cli.perf_fit import check_enough, fit, fit_measured
@@ -36,7 +37,7 @@ from ksana.perf.batch_run import Rounds
 from ksana.perf.batches import DEFAULT_OUTPUT, Batch, PerfConfig, read_batches, read_config, write_batches
 from ksana.perf.limits import Limits, check_batches
 from ksana.perf.measure import fixed_settings, limits_of, measure
-from ksana.perf.output_files import check_outputs, write_atomically
+from ksana.perf.output_files import check_outputs
 from ksana.perf.report import result_page, summary_table
 from ksana.perf.result import PerfResult, write_result
 from ksana.perf.sweep import sweep_batches

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ksana.atomic_file import write_atomically
 from ksana.costs.checks import CostData, check_cost
 from ksana.costs.fitted_cost import FittedCost, FittedTerms
 from ksana.costs.profile_cost import ProfileCost, ProfileTables
@@ -109,9 +110,7 @@ def save_cost(path: Path, model: CostModel) -> None:
         errors=model.errors,
         cost=model.data,
     )
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
-        partial.replace(path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
     except OSError as error:
         raise ConfigError(f"cannot write the cost model {path}: {error.strerror}") from None

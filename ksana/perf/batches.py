@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from ksana.atomic_file import write_atomically
 from ksana.perf.json_file import Place, read_json, shown
-from ksana.perf.output_files import write_atomically
 from ksana.perf.result import MAX_REQUESTS, MAX_TOKENS, BatchShape, RequestGroup
 
 MAX_BATCHES = 10_000

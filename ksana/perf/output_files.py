@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -31,19 +30,3 @@ def check_can_write(name: str, path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be written: {error.strerror}") from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all. Raises OSError."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise

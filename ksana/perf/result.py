@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from ksana.atomic_file import write_atomically
 from ksana.errors import ConfigError
-from ksana.perf.output_files import write_atomically
 
 SCHEMA_VERSION = 1
 MAX_RESULT_BYTES = 256 << 20

@@ -108,6 +108,14 @@ def test_broken_terms_are_refused(
         load_cost(path)
 
 
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cost.json").mkdir()
+    for path in (tmp_path / "cost.json", tmp_path / "no" / "cost.json"):
+        with pytest.raises(ConfigError, match="cannot write the cost model"):
+            save_cost(path, CostModel(FITTED))
+    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
 def test_files_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_cost(tmp_path / "cost.json")
