@@ -25,11 +25,12 @@ from ksana.messages.requests import AddRequest, SamplingParams
 from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from simulations.engine import EngineSpec, SimulatedEngine
+from simulations.keep import Keep
 from simulations.metrics import RunRecord
 from simulations.requests import OpenLoop
 from simulations.scenario import WorldSpec
 from simulations.workloads.mooncake import read_mooncake
-from simulations.world import Keep, run_world
+from simulations.world import run_world
 
 BATCHES = (1, 8, 32, 64)
 PROMPT_TOKENS = 512

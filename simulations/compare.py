@@ -15,12 +15,12 @@ from ksana.perf.html_page import charts, page, table
 from simulations import arguments
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.figures import run_figures
+from simulations.keep import Keep
 from simulations.metrics import RunRecord
 from simulations.report import TIMES, times_table, totals, write_file
 from simulations.scenario import Scenario, WorldSpec, read_scenario
 from simulations.settings import parse_settings, with_settings
 from simulations.summary import Distribution, Summary, as_json, summarise
-from simulations.world import Keep
 
 _MAX_FILE_BYTES = 1 << 20
 _FIGURES = ("mean", "p50", "p99")

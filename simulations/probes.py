@@ -10,12 +10,12 @@ import numpy as np
 
 from ksana.errors import ConfigError
 from simulations.costed import CostChoice, run_costed
+from simulations.keep import Keep
 from simulations.metrics import RequestRecord, RunRecord
 from simulations.requests import Ending, SimRequest, Workload
 from simulations.scenario import WorldSpec
 from simulations.summary import Target, tpot_s, ttft_s, values
 from simulations.workloads.spec import OpenSpec, TraceSpec, open_workload
-from simulations.world import Keep
 
 _FLOOD_PER_S = 1e6
 _LEFT_OUT = 0.1

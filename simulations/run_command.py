@@ -11,6 +11,7 @@ import msgspec
 
 from ksana.errors import ConfigError, InvariantViolated
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
+from simulations.keep import Keep
 from simulations.metrics import RunRecord
 from simulations.report import write_report
 from simulations.scenario import Scenario
@@ -18,7 +19,6 @@ from simulations.scenarios import SCENARIOS, find_scenario
 from simulations.settings import parse_settings, with_settings
 from simulations.summary import Target, as_json, summarise
 from simulations.workloads.spec import TraceSpec
-from simulations.world import Keep
 
 
 def add_run_command(subparsers: Any) -> None:

@@ -13,10 +13,11 @@ from types import FrameType
 import msgspec
 
 from ksana.errors import ConfigError
+from simulations.keep import Keep
 from simulations.promises import BrokenPromise
 from simulations.scenario import Scenario
 from simulations.swarm_draw import draw_scenario
-from simulations.world import Keep, run_world
+from simulations.world import run_world
 
 REAL_S_PER_WORLD = 60.0
 """A guard against loops that never end: a world takes a fraction of a second, however slow the machine."""

@@ -7,11 +7,8 @@ No threads, no wall time, no torch. The same spec, workload and seed give the sa
 
 from __future__ import annotations
 
-import hashlib
-import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,50 +16,32 @@ import trio
 
 from ksana.costs.step_cost import StepCost
 from ksana.messages.base import Message
-from ksana.messages.blocks import PoolUse
-from ksana.runtime.actor import Address, Said, Tap
 from ksana.runtime.clock import now_s
 from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
-from ksana.stores.simulated import SimulatedStore
 from simulations.agenda import Agenda
-from simulations.checkers import EngineFacts
-from simulations.engine import STORE_IDENTITY, EngineSpec, SimulatedEngine
+from simulations.engine import STORE_IDENTITY
 from simulations.faults import (
     BadRow,
     Fault,
     FaultHand,
     OnMessage,
     Poison,
-    SlowMessages,
-    WorkerFaults,
     engines_named,
 )
-from simulations.frontend import Asked, FrontEnd
-from simulations.metrics import EngineRecord, EngineSample, FaultRecord, RequestRecord, RunRecord, StepLog
-from simulations.network import Link, SlowMailboxes, SlowPost
-from simulations.oracles import PrefixOracle, StoreOracle
+from simulations.frontend import Asked
+from simulations.keep import Keep
+from simulations.machine import Machine
+from simulations.metrics import FaultRecord, RequestRecord, RunRecord
+from simulations.oracles import StoreOracle
 from simulations.promises import BrokenPromise
 from simulations.requests import Ending, SimRequest, Workload
 from simulations.routing import Router
 from simulations.scenario import WorldSpec
-from simulations.script import Scripts
-from simulations.watch import EngineWatch
+from simulations.world_log import WorldLog
 
 _SETTLE_WITHIN_S = 300.0
 """After the last ending: write-backs end, at the latest at the store's deadline; lost workers come back."""
-
-
-class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run writes down, and how closely it looks. All of it costs time."""
-
-    digest: bool = False
-    steps: bool = False
-    token_times: bool = False
-    check_answers: bool = True
-    """Every token against its script."""
-    check_cache: bool = False
-    """The invariants of the cache after every message, and now and then of everything."""
 
 
 CHECK_ALL = Keep(digest=True, check_cache=True)
@@ -108,114 +87,6 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
-class _Machine:
-    """One engine and what belongs to it."""
-
-    def __init__(self, world: _World, index: int, spec: EngineSpec) -> None:
-        self.name = f"engine-{index}"
-        self.spec = spec
-        self.worker_faults = WorkerFaults()
-        self.facts = EngineFacts(spec, self.worker_faults)
-        self.facts.slowest_message_s = max(
-            (f.delay_s for f in world.spec.faults if isinstance(f, SlowMessages) and f.engine == index),
-            default=0.0,
-        )
-        keep, checked = world.keep, world.spec.fidelity == "checked"
-        self.facts.has_store = world.spec.store is not None
-        self.facts.is_calm = not world.spec.faults
-        self.facts.num_poisons = sum(isinstance(fault, Poison) for fault in world.spec.faults)
-        if checked and keep.check_cache:
-            self.facts.oracle = PrefixOracle(spec)
-            self.facts.store_oracle = world.store_oracle(spec.block_size)
-            self.facts.stored = world.stored
-        self.scripts = Scripts()
-        self.front = FrontEnd(
-            self.name,
-            spec.num_slots,
-            scripts=self.scripts,
-            link=Link(world.spec.to_engines, world.agenda),
-            facts=self.facts,
-            ended=world.take_ending,
-            check_answers=keep.check_answers,
-            keep_token_times=keep.token_times,
-            keep_prompts=checked,
-        )
-        self.store: SimulatedStore | None = None
-        if world.spec.store is not None:
-            self.store = SimulatedStore(
-                world.seed * 31 + index,
-                latency_s=world.spec.store.latency_s,
-                jitter=world.spec.store.jitter,
-                bytes_per_s=world.spec.store.bytes_per_s,
-                values=world.stored,
-            )
-        self.record = EngineRecord(name=self.name, steps=StepLog() if keep.steps else None)
-        self.watch = EngineWatch(
-            self.facts,
-            triggered=world.triggered,
-            steps=self.record.steps,
-            check_cache=keep.check_cache,
-            then=world.log.tap(self.name) if world.log is not None else None,
-        )
-        self.outputs = SlowPost(self.front.take_outputs, world.agenda)
-        is_slowable = any(engines_named(fault) == index for fault in world.spec.faults)
-        self.engine = SimulatedEngine(
-            spec,
-            cost=world.cost,
-            host_s=world.host_s,
-            tokens=self.scripts,
-            fast=not checked,
-            listener=self.outputs,
-            store=self.store,
-            tap=self.watch.tap,
-            check_messages=keep.check_cache,
-            fault=self.worker_faults.step,
-            start_fault=self.worker_faults.start,
-            mailboxes=SlowMailboxes(spec.num_slots, spec.max_remote_loads, world.agenda)
-            if is_slowable
-            else None,
-        )
-        self.front.engine = self.engine
-        self.watch.engine = self.engine
-
-    def disconnect(self, share: float, rng: random.Random) -> None:
-        self.front.disconnect(share, rng)
-
-    def leave(self, request_id: int | None) -> None:
-        self.front.leave(request_id)
-
-    @property
-    def triggers(self) -> dict[tuple[str, int], OnMessage]:
-        return self.watch.triggers
-
-    def sample(self) -> None:
-        status = self.engine.status()
-        fa, *swa = self.watch.uses()
-        cache = status.cache
-        self.record.samples.append(
-            EngineSample(
-                at_s=now_s(),
-                num_running=status.num_running,
-                num_waiting=status.num_waiting - status.num_loading,
-                num_loading=status.num_loading,
-                fa_use=_share(fa),
-                swa_use=_share(swa[0]) if swa else 0.0,
-                num_queried_tokens=cache.num_queried_tokens if cache else 0,
-                num_hit_tokens=cache.num_hit_tokens if cache else 0,
-            )
-        )
-
-    def count(self) -> None:
-        """Fill the record's counters, at the end of the run."""
-        status = self.engine.status()
-        self.record.counters.update(msgspec.to_builtins(status.counters))
-        totals = self.engine.cores.allocator.totals
-        self.record.counters.update(msgspec.to_builtins(totals))
-        self.record.counters["num_worker_restarts"] = self.engine.executor.num_restarts
-        self.record.counters["num_refused"] = self.front.num_refused
-        self.record.counters["num_loads"] = status.num_loads
-
-
 class _World:
     def __init__(
         self, spec: WorldSpec, workload: Workload, seed: int, cost: StepCost, host_s: float, keep: Keep
@@ -226,12 +97,12 @@ class _World:
         self.host_s = host_s
         self.keep = keep
         self.agenda = Agenda()
-        self.log = _WorldLog() if keep.digest else None
+        self.log = WorldLog() if keep.digest else None
         self.stored: dict[bytes, bytes] = {}
         self.requests: list[RequestRecord] = []
         self.faults: list[FaultRecord] = []
         self._store_oracles: dict[int, StoreOracle] = {}
-        self.machines = [_Machine(self, index, engine) for index, engine in enumerate(spec.all_engines)]
+        self.machines = [Machine(self, index, engine) for index, engine in enumerate(spec.all_engines)]
         self._router = Router(spec.routing, [machine.front for machine in self.machines])
         self._workload = workload
         self._row_faults = {f.request: f for f in spec.faults if isinstance(f, BadRow | Poison)}
@@ -369,27 +240,3 @@ class _World:
             wall_s=wall_s,
             digest=self.log.hexdigest() if self.log is not None else "",
         )
-
-
-class _WorldLog:
-    """A fingerprint of every activation of every actor of every engine, in order, and counts of messages."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._sha256 = hashlib.sha256()
-        self._encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
-
-    def tap(self, engine: str) -> Tap:
-        def tap(actor: Address, now_s: float, messages: Sequence[Message], said: Sequence[Said]) -> None:
-            self._sha256.update(self._encode((engine, actor, now_s, messages, said)))
-            for _, message in said:
-                self.counts[type(message).__name__] += 1
-
-        return tap
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
-
-
-def _share(use: PoolUse) -> float:
-    return 1 - (use.num_free + use.num_cached) / use.num_blocks

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from ksana.costs.step_cost import LinearStepCost
 from simulations.engine import EngineSpec
 from simulations.faults import Fault
+from simulations.keep import Keep
 from simulations.metrics import RunRecord
 from simulations.network import LinkSpec
 from simulations.requests import NamedText, OpenLoop, PromptSource, SimRequest
 from simulations.routing import Routing
 from simulations.scenario import Fidelity, StoreSpec, WorldSpec
-from simulations.world import Keep, run_world
+from simulations.world import run_world
 
 STEP_S = 0.01
 ENGINE = EngineSpec(
