@@ -8,7 +8,8 @@ import msgspec
 
 from ksana.cache.block_allocator import AllocatorSnapshot
 from ksana.cache.remote_calls import RemoteCall
-from ksana.journal.redaction import LEFT_OUT, Redaction, Unredactable
+from ksana.journal.redaction import Redaction, Unredactable
+from ksana.journal.renaming import LEFT_OUT
 from ksana.journal.schema import STATE_TYPES
 from ksana.loading.load import Load, WantedBlock
 from ksana.loading.state import LoaderState

@@ -16,10 +16,11 @@ from ksana.cache.chain_keys import chain_keys, root_key
 from ksana.errors import ConfigError
 from ksana.journal.chain_names import MAX_NAMES, ChainNames
 from ksana.journal.reading import list_segments
-from ksana.journal.redaction import WITHOUT_CONTENT, Redaction, Unredactable
+from ksana.journal.redaction import Redaction, Unredactable
 from ksana.journal.redaction_key import permutation, read_or_make_key
 from ksana.journal.replay import replay
 from ksana.journal.schema import message_types
+from ksana.journal.without_content import WITHOUT_CONTENT
 from ksana.messages.outputs import Failed, PromptAccepted, RequestEnded, StepOutputs, Usage
 from ksana.messages.remote import LoadPrefix
 from ksana.messages.steps import RowResult, StepDone, StepTimes, WorkerLost
