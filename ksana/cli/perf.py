@@ -50,7 +50,7 @@ QUICK_ROUNDS = Rounds(warmup=1, stat=5, operator=0, enough_s=1.0)
 def run(argv: Sequence[str]) -> int:
     own, arguments = parse_flags(argv)
     if own.fit is not None:
-        return fit(Path(own.fit), Path(own.cost_file), own.num_layers)
+        return fit(Path(own.fit), Path(own.cost_file), own.num_layers, unequal_kv=own.unequal_kv)
     settings = _settings(own, flags_layer(arguments))
     configure_logging(settings.log_level)
     return measure_and_report(own, settings)

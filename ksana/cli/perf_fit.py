@@ -12,7 +12,7 @@ from ksana.perf.fitting import MIN_SAMPLES, fit_profile, fit_result
 from ksana.perf.output_files import check_outputs
 
 
-def fit(source: Path, cost_file: Path, num_layers: int | None) -> int:
+def fit(source: Path, cost_file: Path, num_layers: int | None, *, unequal_kv: bool = False) -> int:
     """Make a cost model of a result or of a directory of profile tables, say how far it is off, write it.
     The exit code. Raises ConfigError."""
     check_outputs({"result": source}, {"--cost-file": cost_file})
@@ -21,10 +21,11 @@ def fit(source: Path, cost_file: Path, num_layers: int | None) -> int:
             raise ConfigError(
                 f"{source} holds profiles of one layer: say with --num-layers how many there are"
             )
-        model = fit_profile(source, num_layers=num_layers)
+        model = fit_profile(source, num_layers=num_layers, unequal_kv=unequal_kv)
     else:
-        if num_layers is not None:
-            raise ConfigError("--num-layers has no meaning for a result, which is of the whole model")
+        if num_layers is not None or unequal_kv:
+            flag = "--unequal-kv" if num_layers is None else "--num-layers"
+            raise ConfigError(f"{flag} has no meaning for a result, which is of the whole model")
         model = fit_result(source)
     save_cost(cost_file, model)
     print(f"cost model: {cost_file}")

@@ -17,7 +17,7 @@ OPERATOR_ROUNDS = 3
 
 _OWN_FLAGS = (
     *("config", "sweep", "quick", "time_limit", "output", "fit", "num_layers", "cost_file", "plot"),
-    *("operator_rounds", "settings"),
+    *("operator_rounds", "settings", "unequal_kv"),
 )
 
 
@@ -62,6 +62,11 @@ def build_parser() -> Parser:
     group.add_argument("--plot", action="store_true", help="An HTML page with charts beside the result")
     group.add_argument("--fit", metavar="PATH", help="Measure nothing: a result, or a directory of profiles")
     group.add_argument("--num-layers", metavar="N", type=_positive, help="With --fit: layers of the profile")
+    group.add_argument(
+        "--unequal-kv",
+        action="store_true",
+        help="With --fit: the cost of unequal KV, from the profile's skew.csv",
+    )
     group.add_argument("--cost-file", metavar="FILE", help="Fit a cost model and write it there")
     parser.add_argument("--settings", metavar="FILE", help="Settings from a YAML file, as --config of serve")
     add_settings(parser)
@@ -94,6 +99,7 @@ def _check_combination(own: argparse.Namespace, settings: dict[str, object]) -> 
         "time_limit": ("sweep",),
         "output": ("sweep",),
         "num_layers": ("fit",),
+        "unequal_kv": ("fit",),
         "plot": ("config", "sweep"),
         "operator_rounds": ("config", "sweep"),
         "settings": ("config", "sweep"),

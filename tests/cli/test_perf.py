@@ -14,6 +14,8 @@ from ksana.cli.main import main
 from ksana.costs.cost_file import load_cost
 from ksana.perf.batches import read_batches
 from ksana.perf.result import PerfResult, read_result
+from tests.costs.profiles import write_profile
+from tests.costs.test_profile_cost import shape
 from tests.models_for_tests import smollm2_gguf, tiny_gemma3_dir, tiny_llama_gguf
 from tests.server.process import COMMAND, PATIENCE_S
 
@@ -232,6 +234,11 @@ def test_a_full_disk_is_one_line(
         (("--fit", "a", "--cost-file", "b", "--block-size", "16"), "--block-size has no meaning with --fit"),
         (("--fit", ".", "--cost-file", "b"), "say with --num-layers how many there are"),
         (("--fit", "missing", "--cost-file", "b"), "missing cannot be read"),
+        (
+            ("--fit", "missing", "--cost-file", "b", "--unequal-kv"),
+            "--unequal-kv has no meaning for a result",
+        ),
+        (("--sweep", "--unequal-kv"), "--unequal-kv has no meaning with --sweep"),
         (("--swep",), "unknown flag --swep (did you mean --sweep?)"),
         (("--sweep", "--remote-cache", "file:///tmp/x"), "remote_cache has no meaning"),
         (("--sweep", "--settings", "missing.yaml"), "settings file missing.yaml cannot be read"),
@@ -239,6 +246,17 @@ def test_a_full_disk_is_one_line(
 )
 def test_flags_that_do_not_fit(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str) -> None:
     assert said in refused(capsys, *argv)
+
+
+def test_profile_tables_become_a_cost_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_profile(tmp_path)
+    cost_file = tmp_path / "cost.json"
+    fit = ["perf", "--fit", str(tmp_path), "--cost-file", str(cost_file), "--num-layers", "2"]
+    assert main(fit) == 0
+    assert "attention, each chunk from its neighbours: " in capsys.readouterr().out
+    model = load_cost(cost_file)
+    assert model.step.seconds(shape(decodes=2, kv=64)) > 0
+    assert "skew.csv" in refused(capsys, *fit[1:], "--unequal-kv")
 
 
 def test_a_model_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
