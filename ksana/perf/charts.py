@@ -19,6 +19,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 34, 46
 NUM_COLOURS = 6
 _MAX_POINTS = 800
 _MAX_DOTS = 1500
+_FEW_DOTS = 200
+"""So few are drawn larger, so many as make a cloud are not."""
 _LARGEST = 1e15
 """Beyond it a number is taken for a mistake."""
 
@@ -144,7 +146,8 @@ def _line(line: Series, points: list[Point], xs: Axis, ys: Axis) -> str:
     colour = f"c{line.colour % NUM_COLOURS}"
     if line.dotted:
         dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in placed)
-        return f'<path class="dots {colour}" d="{dots}">{title}</path>'
+        few = " few" if len(placed) <= _FEW_DOTS else ""
+        return f'<path class="dots{few} {colour}" d="{dots}">{title}</path>'
     path, before = [], None
     for x, y in placed:
         if line.stepped and before is not None:
@@ -181,7 +184,7 @@ def _y_grid(axis: Axis, label: str) -> list[str]:
 def _figure(title: str, parts: Sequence[str], height: float, legend: Sequence[Series]) -> str:
     entries = []
     for line in legend if len(legend) > 1 else ():
-        kind = "dots" if line.dotted else "line dashed" if line.dashed else "line"
+        kind = "dots few" if line.dotted else "line dashed" if line.dashed else "line"
         shape = "M4 5h0M12 5h0M20 5h0" if line.dotted else "M2 5h20"
         path = f'<path class="{kind} c{line.colour % NUM_COLOURS}" d="{shape}"/>'
         sample = f'<svg width="24" height="10" aria-hidden="true">{path}</svg>'

@@ -22,7 +22,8 @@ svg text{fill:var(--dim);font:11px system-ui,sans-serif}
 svg text.title{fill:var(--fg);font-size:13px;font-weight:600}
 .grid{stroke:var(--grid)}.mark{stroke:var(--mark);stroke-dasharray:2 3}
 .line{fill:none;stroke:currentColor;stroke-width:1.7;stroke-linejoin:round}.dashed{stroke-dasharray:6 4}
-.dots{fill:none;stroke:currentColor;stroke-width:3.2;stroke-linecap:round;stroke-opacity:.45}.fill{fill:currentColor}
+.dots{fill:none;stroke:currentColor;stroke-width:3.2;stroke-linecap:round;stroke-opacity:.45}
+.few{stroke-width:6;stroke-opacity:.8}.fill{fill:currentColor}
 .c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}.c5{color:var(--c5)}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--grid);font-weight:400}
