@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,11 +182,13 @@ def _solve(terms: Sequence[Term], measurements: Sequence[Measurement]) -> tuple[
 
 
 def cross_validate(measurements: Sequence[Measurement]) -> HeldOutError:
-    """Each tenth is predicted from a fit, knots included, to the other nine."""
+    """Each tenth is predicted from a fit, knots included, to the other nine. They are drawn, the same ones
+    for as many measurements: a sweep has its kinds of steps in turn, so every tenth would be of one kind."""
     errors: list[float] = []
     num_folds = min(_NUM_FOLDS, len(measurements))
+    drawn = random.Random(0).sample(measurements, len(measurements))
     for fold in range(num_folds):
-        seen = [m for index, m in enumerate(measurements) if index % num_folds != fold]
+        seen = [m for index, m in enumerate(drawn) if index % num_folds != fold]
         cost = FittedCost(fit_terms(seen), allow_extrapolation=True)
-        errors += [100 * abs(cost.seconds(m.shape) / m.seconds - 1) for m in measurements[fold::num_folds]]
+        errors += [100 * abs(cost.seconds(m.shape) / m.seconds - 1) for m in drawn[fold::num_folds]]
     return held_out(errors)
