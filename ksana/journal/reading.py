@@ -29,6 +29,7 @@ from ksana.runtime.frames import LENGTH_AND_CRC, MAX_FRAME_BYTES, Header
 MAX_HEADER_BYTES = 1 << 20
 _SEARCH_BYTES = 16 << 20
 """How far behind a bad length a whole frame is looked for."""
+_SHORT_FRAME_BYTES = 1024
 _SEARCH_FRAME_BYTES = 1 << 20
 _SEARCH_CHECKED_BYTES = 256 << 20
 """How much is checksummed in the search at most."""
@@ -183,7 +184,9 @@ def _payloads(path: Path, tail: Tail, max_bytes: int = MAX_FRAME_BYTES) -> Itera
                         offset += LENGTH_AND_CRC.size + length
                         continue
                 if left > 0 and (
-                    _is_whole_but_for_its_length(file, offset) or _is_followed_by_a_frame(file, offset + 1)
+                    _is_whole_but_for_its_length(file, offset, size)
+                    or _ends_with_a_frame(file, offset, size)
+                    or _is_followed_by_a_frame(file, offset + 1, size)
                 ):
                     raise JournalError(f"{path}: damaged at byte {offset}: the length of a frame is wrong")
                 tail.num_cut_bytes = size - offset
@@ -192,20 +195,35 @@ def _payloads(path: Path, tail: Tail, max_bytes: int = MAX_FRAME_BYTES) -> Itera
         raise JournalError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _is_whole_but_for_its_length(file: BinaryIO, offset: int) -> bool:
-    """Whether the frame at `offset` ends where the file does: then it was not cut off."""
+def _is_whole_but_for_its_length(file: BinaryIO, offset: int, size: int) -> bool:
+    """Whether the frame at `offset` ends where the file does: then it was not cut off. The file had `size`
+    bytes when it was opened; what was written since does not count."""
     file.seek(offset)
-    data = file.read(_SEARCH_BYTES)
+    data = file.read(min(_SEARCH_BYTES, size - offset))
     if len(data) <= LENGTH_AND_CRC.size:
         return False
     _, crc = LENGTH_AND_CRC.unpack_from(data)
     return bool(zlib.crc32(data[LENGTH_AND_CRC.size :]) == crc)
 
 
-def _is_followed_by_a_frame(file: BinaryIO, start: int) -> bool:
+def _ends_with_a_frame(file: BinaryIO, start: int, size: int) -> bool:
+    """Whether the last bytes from `start` to `size` are a short frame, such as a segment's end: then nothing
+    was cut off, however long the frame is whose length is wrong."""
+    start = max(start, size - _SHORT_FRAME_BYTES)
+    file.seek(start)
+    data = file.read(size - start)
+    head = LENGTH_AND_CRC.size
+    for at in range(len(data) - head):
+        length, crc = LENGTH_AND_CRC.unpack_from(data, at)
+        if length == len(data) - at - head and zlib.crc32(data[at + head :]) == crc:
+            return True
+    return False
+
+
+def _is_followed_by_a_frame(file: BinaryIO, start: int, size: int) -> bool:
     """Whether a whole frame begins anywhere from `start` on: then what is before it was not cut off."""
     file.seek(start)
-    data = file.read(_SEARCH_BYTES)
+    data = file.read(min(_SEARCH_BYTES, size - start))
     head = LENGTH_AND_CRC.size
     num_left = _SEARCH_CHECKED_BYTES
     for at in range(len(data) - head):

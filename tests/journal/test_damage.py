@@ -24,7 +24,7 @@ from ksana.journal.format import (
     SegmentHeader,
     segment_name,
 )
-from ksana.journal.reading import JournalError, list_segments
+from ksana.journal.reading import JournalError, Tail, list_segments, read_frames
 from ksana.journal.replay import ReplayReport, replay
 from ksana.journal.requests import recorded_requests
 from ksana.runtime.frames import FrameDecoder, Header, encode_frame
@@ -78,6 +78,18 @@ def test_a_flipped_byte_anywhere_is_told(whole: Path, tmp_path: Path) -> None:
         assert segment_name(1) in str(raised.value), place
 
 
+def test_the_flipped_length_of_a_frame_too_long_to_look_behind_it_is_told(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States may have more bytes than are looked through for the next frame."""
+    monkeypatch.setattr("ksana.journal.reading._SEARCH_BYTES", 100)
+    data = bytearray(list_segments(whole)[0].path.read_bytes())
+    state_at = 8 + len(frames_of(whole)[0])
+    data[state_at + 3] ^= 0x40
+    with pytest.raises(JournalError, match=f"damaged at byte {state_at}: the length of a frame is wrong"):
+        replayed(with_bytes(tmp_path, bytes(data)))
+
+
 def test_a_tail_that_was_cut_off_is_told_and_the_rest_replays(whole: Path, tmp_path: Path) -> None:
     data = list_segments(whole)[0].path.read_bytes()
     full = replayed(whole)
@@ -91,6 +103,21 @@ def test_a_tail_that_was_cut_off_is_told_and_the_rest_replays(whole: Path, tmp_p
         assert "ends without an end" in note
     with pytest.raises(JournalError, match="no whole segment"):
         replayed(with_bytes(tmp_path, data[:100]))
+
+
+def test_what_is_written_while_it_is_read_makes_a_cut_no_damage(whole: Path, tmp_path: Path) -> None:
+    """A server may go on writing: the half of a frame that was there at first is whole by then."""
+    data = list_segments(whole)[0].path.read_bytes()
+    cut = len(data) - len(frames_of(whole)[-1]) - 8 - 3  # in the last activation
+    [segment] = list_segments(with_bytes(tmp_path, data[:cut]))
+    tail = Tail()
+    frames = read_frames(segment, tail)
+    next(frames)
+    with segment.path.open("ab") as file:
+        file.write(data[cut:])
+    assert len(list(frames)) > 10
+    assert tail.num_cut_bytes > 0
+    assert "still writes" in str(tail.in_words())
 
 
 def test_a_segment_that_was_being_begun_is_passed_over(whole: Path, tmp_path: Path) -> None:
