@@ -7,11 +7,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from ksana.errors import KsanaError
+from ksana.journal.cut_off import was_cut_off
 from ksana.journal.format import (
     FORMAT,
     RUN_NAME,
@@ -27,14 +27,6 @@ from ksana.messages.base import SCHEMA_VERSION
 from ksana.runtime.frames import LENGTH_AND_CRC, MAX_FRAME_BYTES, Header
 
 MAX_HEADER_BYTES = 1 << 20
-_SEARCH_BYTES = 16 << 20
-"""How far behind a bad length a whole frame is looked for."""
-_SHORT_FRAME_BYTES = 1024
-_SEARCH_FRAME_BYTES = 1 << 20
-_SEARCH_CHECKED_BYTES = 256 << 20
-"""How much is checksummed in the search at most."""
-_FIRST_BYTES = frozenset(range(0x92, 0x98))
-"""How the payload of a frame begins: msgpack of a short array."""
 
 
 class JournalError(KsanaError):
@@ -183,59 +175,9 @@ def _payloads(path: Path, tail: Tail, max_bytes: int = MAX_FRAME_BYTES) -> Itera
                         yield offset, payload
                         offset += LENGTH_AND_CRC.size + length
                         continue
-                if left > 0 and (
-                    _is_whole_but_for_its_length(file, offset, size)
-                    or _ends_with_a_frame(file, offset, size)
-                    or _is_followed_by_a_frame(file, offset + 1, size)
-                ):
+                if left > 0 and not was_cut_off(file, offset, size):
                     raise JournalError(f"{path}: damaged at byte {offset}: the length of a frame is wrong")
                 tail.num_cut_bytes = size - offset
                 return
     except OSError as error:
         raise JournalError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _is_whole_but_for_its_length(file: BinaryIO, offset: int, size: int) -> bool:
-    """Whether the frame at `offset` ends where the file does: then it was not cut off. The file had `size`
-    bytes when it was opened; what was written since does not count."""
-    file.seek(offset)
-    data = file.read(min(_SEARCH_BYTES, size - offset))
-    if len(data) <= LENGTH_AND_CRC.size:
-        return False
-    _, crc = LENGTH_AND_CRC.unpack_from(data)
-    return bool(zlib.crc32(data[LENGTH_AND_CRC.size :]) == crc)
-
-
-def _ends_with_a_frame(file: BinaryIO, start: int, size: int) -> bool:
-    """Whether the last bytes from `start` to `size` are a short frame, such as a segment's end: then nothing
-    was cut off, however long the frame is whose length is wrong."""
-    start = max(start, size - _SHORT_FRAME_BYTES)
-    file.seek(start)
-    data = file.read(size - start)
-    head = LENGTH_AND_CRC.size
-    for at in range(len(data) - head):
-        length, crc = LENGTH_AND_CRC.unpack_from(data, at)
-        if length == len(data) - at - head and zlib.crc32(data[at + head :]) == crc:
-            return True
-    return False
-
-
-def _is_followed_by_a_frame(file: BinaryIO, start: int, size: int) -> bool:
-    """Whether a whole frame begins anywhere from `start` on: then what is before it was not cut off."""
-    file.seek(start)
-    data = file.read(min(_SEARCH_BYTES, size - start))
-    head = LENGTH_AND_CRC.size
-    num_left = _SEARCH_CHECKED_BYTES
-    for at in range(len(data) - head):
-        if data[at + head] not in _FIRST_BYTES:
-            continue
-        length, crc = LENGTH_AND_CRC.unpack_from(data, at)
-        end = at + head + length
-        if not 0 < length <= _SEARCH_FRAME_BYTES or end > len(data):
-            continue
-        if zlib.crc32(data[at + head : end]) == crc:
-            return True
-        num_left -= length
-        if num_left < 0:
-            break
-    return False

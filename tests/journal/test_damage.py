@@ -82,7 +82,7 @@ def test_the_flipped_length_of_a_frame_too_long_to_look_behind_it_is_told(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States may have more bytes than are looked through for the next frame."""
-    monkeypatch.setattr("ksana.journal.reading._SEARCH_BYTES", 100)
+    monkeypatch.setattr("ksana.journal.cut_off._SEARCH_BYTES", 100)
     data = bytearray(list_segments(whole)[0].path.read_bytes())
     state_at = 8 + len(frames_of(whole)[0])
     data[state_at + 3] ^= 0x40
