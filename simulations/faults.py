@@ -100,7 +100,8 @@ class Poison(_Fault, frozen=True, kw_only=True, tag="poison"):
 
 class OnMessage(_Fault, frozen=True, kw_only=True, tag="on_message"):
     """Something happens when an actor of an engine has heard its `nth` message of a kind: the worker dies, or
-    the client of the request that the message names leaves (all, if it names none)."""
+    the client of the request that the message names leaves (all, if it names none). `BlocksRefused` is a
+    BlocksPlanned without a grant."""
 
     engine: int = 0
     message: str

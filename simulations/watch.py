@@ -9,7 +9,7 @@ import trio
 
 from ksana.cache.invariants import check_together
 from ksana.messages.base import Message, StepId
-from ksana.messages.blocks import PoolUse
+from ksana.messages.blocks import BlocksPlanned, PoolUse
 from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.actor import Address, Said
 from simulations.checkers import EngineFacts, check_books
@@ -23,6 +23,8 @@ from simulations.queue_watch import QueueWatch
 
 _CHECK_CACHE_EVERY = 4
 """Activations of the scheduler between full checks of the cache."""
+ALL_REFUSED = "BlocksRefused"
+"""What faults call a BlocksPlanned without a grant."""
 _MOST_ACTIVATIONS = 1_000_000
 """Of the scheduler in a world that is checked: far more than the small worlds of a swarm take."""
 _LOOK_EVERY_S = 0.7307
@@ -94,6 +96,8 @@ class EngineWatch:
     def _hear(self, messages: Sequence[Message]) -> None:
         for message in messages:
             name = type(message).__name__
+            if isinstance(message, BlocksPlanned) and message.refusals and not message.grants:
+                name = ALL_REFUSED
             self._heard[name] += 1
             fault = self.triggers.get((name, self._heard[name]))
             if fault is not None and self._triggered is not None:
