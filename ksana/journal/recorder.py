@@ -13,17 +13,16 @@ from ksana.journal.files import Piece
 from ksana.journal.format import (
     CoreState,
     RecordedSettings,
-    SegmentEnd,
     SegmentHeader,
     WrittenActivation,
 )
 from ksana.journal.redacted_states import redacted_state
 from ksana.journal.redaction import Redaction
 from ksana.journal.schema import schema_hash
+from ksana.journal.segment_buffer import SegmentBuffer
 from ksana.messages.base import Message
 from ksana.messages.status import JournalStatus
 from ksana.runtime.actor import Address, Recorder, Said
-from ksana.runtime.frames import encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -75,20 +74,15 @@ class JournalRecorder(Recorder):
         self._segment_bytes = segment_bytes
         self._redaction = redaction
         self._wall_time_s = wall_time_s
-        self._encoder = msgspec.msgpack.Encoder()
         self._cores: Cores = {}
         self._generation = 0
-        self._segment = first_segment - 1
-        self._pieces: list[Piece] = []
-        self._buffer = bytearray()
-        self._num_frames = 0
+        self._buffer = SegmentBuffer(first_segment - 1)
         self._num_activation_bytes = 0
         self._num_state_bytes = 0
         self._num_said = 0
         self._on_the_way: dict[tuple[Address, int], tuple[int, Message]] = {}
         """Said to a recorded actor and not heard yet, by receiver and identity: number, and the message,
         which keeps the identity from being given to another."""
-        self.num_bytes = 0
         self.num_activations = 0
 
     # What the engine tells
@@ -122,24 +116,18 @@ class JournalRecorder(Recorder):
         if self.stopped is None:
             log.error("the journal stops: %s; serving goes on", reason)
             self.stopped = reason
-        self._pieces, self._buffer = [], bytearray()
+        self._buffer.drop()
         self._on_the_way, self._cores = {}, {}
 
     def take(self) -> list[Piece]:
         """What is to be written now, in order."""
-        self._cut()
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    @property
-    def num_unwritten_bytes(self) -> int:
-        return len(self._buffer) + sum(len(piece.data) for piece in self._pieces)
+        return self._buffer.take()
 
     def status(self) -> JournalStatus:
         return JournalStatus(
             num_activations=self.num_activations,
-            num_bytes=self.num_bytes,
-            segment=self._segment,
+            num_bytes=self._buffer.num_bytes,
+            segment=self._buffer.number,
             stopped=self.stopped,
         )
 
@@ -180,19 +168,18 @@ class JournalRecorder(Recorder):
             written_in = [self._redaction.message(message) for message in in_full]
             written_said = [(address, self._redaction.message(message)) for address, message in said]
         frame = WrittenActivation(self._place[actor], now_s, numbers, written_in, written_said, error)
-        self._num_activation_bytes += self._write(frame)
+        self._num_activation_bytes += self._buffer.write(frame)
         self.num_activations += 1
         of_activations, of_states = self._num_activation_bytes, self._num_state_bytes
         if of_activations + of_states >= self._segment_bytes and of_activations >= of_states:
             self._end_segment()
             self._begin_segment(now_s)
-        elif len(self._buffer) > MAX_UNWRITTEN_BYTES:
-            self.stop(f"{len(self._buffer)} bytes wait for the disk")
+        elif self._buffer.num_bytes_of_segment > MAX_UNWRITTEN_BYTES:
+            self.stop(f"{self._buffer.num_bytes_of_segment} bytes wait for the disk")
 
     def _begin_segment(self, now_s: float) -> None:
-        self._cut()
-        self._segment += 1
-        self._num_frames = self._num_said = 0
+        self._buffer.begin()
+        self._num_said = 0
         self._on_the_way.clear()
         self._num_activation_bytes = 0
         header = SegmentHeader(
@@ -200,34 +187,23 @@ class JournalRecorder(Recorder):
             settings=self._settings,
             schema_hash=schema_hash(),
             run=self._run,
-            segment=self._segment,
+            segment=self._buffer.number,
             generation=self._generation,
             actors=self.actors,
             redacted=self._redaction is not None,
             now_s=now_s,
             wall_time_s=self._wall_time_s(),
         )
-        self._num_state_bytes = self._write(header)
+        self._num_state_bytes = self._buffer.write(header)
         for place, actor in enumerate(self.actors):
             snapshot = self._cores[actor]().snapshot()
-            state = snapshot if isinstance(snapshot, bytes) else self._encoder.encode(snapshot)
+            state = snapshot if isinstance(snapshot, bytes) else msgspec.msgpack.encode(snapshot)
             if self._redaction is not None:
                 state = redacted_state(self._redaction, actor, state)
-            self._num_state_bytes += self._write(CoreState(place, state))
-        if self.num_unwritten_bytes > MAX_UNWRITTEN_BYTES + self._num_state_bytes:
-            self.stop(f"{self.num_unwritten_bytes} bytes wait for the disk")
+            self._num_state_bytes += self._buffer.write(CoreState(place, state))
+        num_unwritten = self._buffer.num_unwritten_bytes
+        if num_unwritten > MAX_UNWRITTEN_BYTES + self._num_state_bytes:
+            self.stop(f"{num_unwritten} bytes wait for the disk")
 
     def _end_segment(self) -> None:
-        self._write(SegmentEnd(self._num_frames))
-
-    def _write(self, frame: Any) -> int:
-        data = encode_frame(self._encoder.encode(frame), with_crc=True)
-        self._buffer += data
-        self._num_frames += 1
-        self.num_bytes += len(data)
-        return len(data)
-
-    def _cut(self) -> None:
-        if self._buffer:
-            self._pieces.append(Piece(self._segment, bytes(self._buffer)))
-            self._buffer = bytearray()
+        self._buffer.end()
