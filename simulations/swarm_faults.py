@@ -104,8 +104,8 @@ def _on_message(rng: random.Random, _at_s: float, engine: int, _for_s: float, _n
 
 
 _MESSAGES = (
-    "AddRequest", "StepPlan", "StepDone", "PlanBlocks", "BlocksPlanned", "BlocksRefused", "BlocksRefused", "SwaBatch",
-    "SwaBatchDone", "WorkerReady", "LoadPrefix", "StoreFound", "PrefixBlockNumber",
+    "AddRequest", "StepPlan", "StepDone", "PlanBlocks", "BlocksPlanned", "BlocksRefused", "BlocksRefused",
+    "SwaBatch", "SwaBatchDone", "WorkerReady", "LoadPrefix", "StoreFound", "PrefixBlockNumber",
     "AllocateBlocksForRemoteCache", "RemoteBlocksAllocated", "StoreFetched", "StagingCopied",
     "RemoteLoadingConfirmed", "PrefixLoaded", "BlocksFilled", "HoldBlocks", "BlocksHeld", "CancelLoad",
 )  # fmt: skip
