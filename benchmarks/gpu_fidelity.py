@@ -130,6 +130,7 @@ class _World:
             timing = ended.timing
             if (
                 not isinstance(ended.outcome, Finished)
+                or timing is None
                 or timing.first_scheduled_s is None
                 or timing.first_token_s is None
                 or timing.last_token_s is None
@@ -252,8 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if again:
         print_spread([figures(recorded, times) for times in again])
     print("the tables' own errors on what was held out of them, percent:")
-    for kind, error in model.errors.items():
-        print(f"  {kind:55} mean {error.mean_abs_pct:6.2f}   most {error.max_abs_pct:6.2f}")
+    for kind, held_out in model.errors.items():
+        print(f"  {kind:55} mean {held_out.mean_abs_pct:6.2f}   most {held_out.max_abs_pct:6.2f}")
     return 0 if all(figure.is_within for figure in table) else 1
 
 

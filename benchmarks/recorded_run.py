@@ -10,30 +10,37 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ksana.errors import ConfigError
 
 T = TypeVar("T")
 
 
+MAX_RUN_NS = 10**15
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
 class AskedRequest(msgspec.Struct, frozen=True):
-    arrival_time_ns: int
-    input_tok_ids: tuple[int, ...]
-    output_toks: int
+    arrival_time_ns: Annotated[int, Meta(ge=0, le=MAX_RUN_NS)]
+    input_tok_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+    output_toks: Annotated[int, Meta(ge=1, le=2**24)]
 
 
 class ServedRequest(msgspec.Struct, frozen=True):
     """`arrival_time` is by the client's wall clock, the rest by the engine's monotonic one. The engine takes
     requests from its queue between two steps: that is `queued_ts`."""
 
-    arrival_time: float
-    queued_ts: float
-    scheduled_ts: float
-    first_token_ts: float
-    last_token_ts: float
+    arrival_time: Seconds
+    queued_ts: Seconds
+    scheduled_ts: Seconds
+    first_token_ts: Seconds
+    last_token_ts: Seconds
     output_toks: int
 
 
@@ -78,7 +85,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True):
     model_config: ModelConfig = ModelConfig()
 
 
-class Meta(msgspec.Struct, frozen=True):
+class RunSettings(msgspec.Struct, frozen=True):
+    """What is read of `meta.json`."""
+
     model: str
     engine_kwargs: EngineKwargs
     kv_cache: KvCache | None = None
@@ -90,7 +99,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
-    meta: Meta
+    meta: RunSettings
     asked: tuple[AskedRequest, ...]
     served: tuple[ServedRequest, ...]
     samples: tuple[Sample, ...]
@@ -105,7 +114,7 @@ def read_run(directory: Path) -> RecordedRun:
     except (OSError, UnicodeDecodeError, csv.Error, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return RecordedRun(
-        meta=_decoded(directory / "meta.json", Meta),
+        meta=_decoded(directory / "meta.json", RunSettings),
         asked=tuple(sorted(_lines(directory / "workload.jsonl", AskedRequest), key=_arrival)),
         served=_lines(directory / "requests.jsonl", ServedRequest),
         samples=samples,

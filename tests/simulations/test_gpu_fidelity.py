@@ -186,6 +186,11 @@ def test_arrivals_move_a_little_and_stay_in_order(directory: Path) -> None:
     ("name", "content"),
     [
         ("workload.jsonl", None),
+        ("workload.jsonl", '{"arrival_time_ns": 0, "input_tok_ids": [-1], "output_toks": 1}'),
+        ("workload.jsonl", '{"arrival_time_ns": 0, "input_tok_ids": [], "output_toks": 1}'),
+        ("workload.jsonl", '{"arrival_time_ns": 0, "input_tok_ids": [1], "output_toks": 0}'),
+        ("workload.jsonl", '{"arrival_time_ns": 1e18, "input_tok_ids": [1], "output_toks": 1}'),
+        ("workload.jsonl", "[" * 100_000),
         ("meta.json", "{}"),
         ("requests.jsonl", '{"queued_ts": "late"}'),
         ("timeseries.csv", "t,running\n1,many"),
