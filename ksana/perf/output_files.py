@@ -23,10 +23,13 @@ def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path]) -> No
 
 def check_can_write(name: str, path: Path) -> None:
     """Raises ConfigError if a file cannot be written there."""
-    if path.is_dir():
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
         raise ConfigError(f"{name} {path} is a directory")
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{name} {path} is no regular file, and would be replaced")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
             pass
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be written: {error.strerror}") from None

@@ -18,6 +18,13 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
         check_can_write("--cost-file", tmp_path)
 
 
+def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"^output_file .* is no regular file"):
+        check_can_write("output_file", pipe)
+
+
 def test_nothing_that_is_read_is_replaced(tmp_path: Path) -> None:
     asked, result, cost = (tmp_path / name for name in ("batches.json", "r.json", "c.json"))
     asked.write_text("{}")
