@@ -40,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
     encoder = None
     if "tokenizer" in actors:
         encoder = find_encoder(arguments.model, arguments.chat_template, segments)
-    say(f"{len(segments)} segments in {arguments.DIR}; actors: {', '.join(actors)}")
+    count = "1 segment" if len(segments) == 1 else f"{len(segments)} segments"
+    say(f"{count} in {arguments.DIR}; actors: {', '.join(actors)}")
     report = replay(segments, actors, encoder, progress_of(segments))
     print(result_text(report), flush=True)
     return SAME if report.difference is None else DIFFERENT
