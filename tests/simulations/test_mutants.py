@@ -103,8 +103,12 @@ def test_the_table_says_who_survived() -> None:
 
 @pytest.mark.slow
 def test_most_mutants_are_noticed(capsys: pytest.CaptureFixture) -> None:
-    assert main(["mutations", "--mutants", "24", "--jobs", "2"]) == 0
-    assert "24 found" in capsys.readouterr().out
+    code = main(["mutations", "--mutants", "16", "--jobs", "2"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    num_found = int(last.split()[0])
+    assert "of 16 found" in last
+    assert num_found >= 10
+    assert code == (0 if num_found >= 0.8 * 16 else 1)
 
 
 def test_lines_that_a_run_goes_through_are_told(tmp_path: Path) -> None:
