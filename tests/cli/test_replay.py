@@ -98,7 +98,7 @@ def test_some_segments(journal: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for asked, count in (("2", 1), ("2-", last - 1), ("1-2", 2), (f"{last}-", 1)):
         code, out, err = replay(capsys, str(journal), "--segment", asked)
         assert code == 0, out
-        assert f"{count} segments in" in err
+        assert f"{count} segment{'s' * (count > 1)} in" in err
 
 
 def test_a_difference_shows_both_messages_and_where(
