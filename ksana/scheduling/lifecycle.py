@@ -113,6 +113,8 @@ def step_aside(state: SchedulerState, request: RequestState) -> None:
 def _leave(state: SchedulerState, request: RequestState) -> None:
     if request.phase == "waiting":
         remove_sorted(state.waiting, request.request_id)
+        if request.request_id == state.short_of_room:
+            state.plans_to_skip = 0  # the next in the queue may fit
     elif request.phase == "loading":
         remove_sorted(state.loading, request.request_id)
     elif request.phase == "running":
