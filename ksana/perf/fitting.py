@@ -20,6 +20,7 @@ from ksana.perf.nonnegative_fit import Array, fit_nonnegative
 from ksana.perf.profile_errors import held_out, profile_errors
 from ksana.perf.profile_tables import read_profile
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, read_result
+from ksana.perf.robust_fit import fit_evenly
 from ksana.perf.skew_rates import rates_of, read_skew
 
 MIN_SAMPLES = 8
@@ -131,10 +132,10 @@ def _host_s(result: PerfResult) -> float:
 
 
 def fit_terms(measurements: Sequence[Measurement]) -> FittedTerms:
-    """Non-negative coefficients that make the squared relative errors least.
+    """Non-negative coefficients of a term for each quantity, and for some knots in the number of tokens.
 
-    Each quantity has a term. Then, one by one, knots in the number of tokens are tried (time that grows
-    faster or slower from some size on), and kept as long as they take away a good part of the error left.
+    Knots (time that grows faster or slower from some size on) are tried one by one, and kept as long as they
+    take away a good part of the squared relative error left. What stands then is fitted again, more evenly.
     """
     terms = [Term(quantity=quantity) for quantity in QUANTITIES]
     sizes = sorted({measurement.shape.num_tokens for measurement in measurements})
@@ -156,6 +157,7 @@ def fit_terms(measurements: Sequence[Measurement]) -> FittedTerms:
         terms.append(candidate)
         candidates.remove(candidate)
         coefficients, error = best, best_error
+    coefficients = fit_evenly(*_equations(terms, measurements), coefficients)
     most: dict[Quantity, int] = {
         name: max(amount(measurement.shape) for measurement in measurements)
         for name, amount in QUANTITIES.items()
@@ -173,12 +175,18 @@ def fit_terms(measurements: Sequence[Measurement]) -> FittedTerms:
 
 def _solve(terms: Sequence[Term], measurements: Sequence[Measurement]) -> tuple[Array, float]:
     """Coefficients (of the constant first) and the sum of squared relative errors."""
-    seconds = np.array([measurement.seconds for measurement in measurements])
-    units = [[1, *[term.units(measurement.shape) for term in terms]] for measurement in measurements]
-    relative = np.array(units, dtype=np.float64) / seconds[:, None]
+    units, seconds = _equations(terms, measurements)
+    relative = units / seconds[:, None]
     ones = np.ones(len(measurements))
     coefficients = fit_nonnegative(relative, ones)
     return coefficients, float(np.sum((relative @ coefficients - ones) ** 2))
+
+
+def _equations(terms: Sequence[Term], measurements: Sequence[Measurement]) -> tuple[Array, Array]:
+    """Units of a constant and of each term, [m, 1 + n], and the seconds they took, [m]."""
+    units = [[1, *[term.units(measurement.shape) for term in terms]] for measurement in measurements]
+    seconds = [measurement.seconds for measurement in measurements]
+    return np.array(units, dtype=np.float64), np.array(seconds)
 
 
 def cross_validate(measurements: Sequence[Measurement]) -> HeldOutError:
