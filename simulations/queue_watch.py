@@ -45,6 +45,8 @@ class QueueWatch:
         """Loads cancelled to make room, and not answered yet."""
         self._holders: set[RequestId] = set()
         """They wait with blocks that a load brought."""
+        self._is_due = False
+        """Something may have given room, and the waiting ones were not asked for since."""
         self._num_preemptions = 0
         self._epoch = 0
 
@@ -56,8 +58,10 @@ class QueueWatch:
         cores: Cores,
         *,
         is_simple: bool,
+        is_well: bool,
     ) -> None:
-        """One activation of the scheduler. `is_simple`: no worker was lost so far, and there is no store."""
+        """One activation of the scheduler. `is_well`: no worker was lost so far, and no step is held back.
+        `is_simple`: that, and there is no store."""
         for message in messages:
             if isinstance(message, AddRequest):
                 self._waiting[message.request_id] = message
@@ -65,13 +69,18 @@ class QueueWatch:
                 self._loaded(message)
             elif isinstance(message, WorkerLost | WorkerReady):
                 self._epoch = message.pool_epoch
+                self._is_due = False
+                self._running.clear()
                 self._decoding.clear()
                 self._loading.clear()
                 self._making_way.clear()
                 self._holders.clear()
             elif isinstance(message, BlocksPlanned):
                 self._check_never(message, said)
+                if any(refusal.reason == "no_room" for refusal in message.refusals):
+                    self._is_due = False
         num_loads = 0
+        plan: PlanBlocks | None = None
         for _, message in said:
             if isinstance(message, StepPlan):
                 self._admitted(message)
@@ -79,6 +88,7 @@ class QueueWatch:
                 if is_simple:
                     self._check_first(message, cores)
             elif isinstance(message, PlanBlocks):
+                plan = message
                 self._check_making_way(message)
                 released = {release.request_id for release in message.releases} & self._running
                 self._running -= released
@@ -90,10 +100,14 @@ class QueueWatch:
             elif isinstance(message, LoadPrefix):
                 num_loads += 1
                 self._loading.add(message.request_id)
+                if message.request_id in self._running:
+                    raise BrokenPromise(f"request {message.request_id} loads, and has its blocks still")
                 if message.give_up_at_s > now_s + self._spec.remote_load_timeout_s:
                     raise BrokenPromise(f"request {message.request_id} may load for longer than is allowed")
             elif isinstance(message, CancelLoad):
                 self._cancelled(message.request_id, said)
+        if plan is not None:
+            self._check_asked(plan, is_well=is_well)
         self._check_preemption(cores, num_loads)
 
     def _loaded(self, message: PrefixLoaded) -> None:
@@ -101,6 +115,7 @@ class QueueWatch:
         self._making_way.discard(message.request_id)
         if message.request_id in self._loading and message.holds_blocks and not was_cancelled:
             self._holders.add(message.request_id)
+        self._is_due = self._is_due or message.request_id in self._loading
         self._loading.discard(message.request_id)
 
     def _cancelled(self, request_id: RequestId, said: Sequence[Said]) -> None:
@@ -201,6 +216,24 @@ class QueueWatch:
         swa = cores.manager
         peak = swa.config.num_swa_peak(num_blocks, min(self._spec.max_num_batched_tokens, num_prompt))
         return peak <= swa.cache.room - swa.num_set_aside
+
+    def _check_asked(self, plan: PlanBlocks, *, is_well: bool) -> None:
+        """When blocks are given back, or a request is back from its load, the next plan with a place in it
+        asks for one that waits."""
+        if any(demand.new is not None for demand in plan.demands):
+            self._is_due = False
+            return
+        self._is_due = self._is_due or bool(plan.releases)
+        spec, waiting = self._spec, (self._waiting.keys() | self._preempted) - self._loading
+        if not (self._is_due and waiting and is_well):
+            return
+        num_tokens = sum([demand.num_tokens for demand in plan.demands])
+        num_places = min(spec.max_num_seqs, spec.max_num_batched_tokens) - len(self._running)
+        if num_places > 0 and num_tokens < spec.max_num_batched_tokens:
+            raise BrokenPromise(
+                f"step {plan.step_id} has a place, there may be room again, and none of {sorted(waiting)} is "
+                "asked for"
+            )
 
     def _check_never(self, answer: BlocksPlanned, said: Sequence[Said]) -> None:
         """A request that fits no pool is told at once."""

@@ -19,24 +19,31 @@ from simulations.requests import ListedText, NamedText, PromptSource, SimRequest
 from simulations.routing import Routing
 from simulations.scenario import Scenario, StoreSpec, WorldSpec, least_swa_blocks
 from simulations.script import STOP_TOKEN_ID, Script
-from simulations.swarm_faults import draw_faults
+from simulations.swarm_faults import draw_crashes_when_full, draw_faults
 
-Style = Literal["calm", "sharing", "usual", "growing", "loading", "storm"]
+Style = Literal["calm", "sharing", "usual", "growing", "loading", "storm", "crowded"]
 """calm: room for everything, and no faults, so that nothing may go wrong. sharing: the same, with two engines
 and a fast store. growing: short prompts and long
 answers, in pools that hold the prompts. loading: two engines, one slow store, the same texts again and again.
-storm: many faults. usual: a bit of everything."""
+storm: many faults. crowded: few fit the pool at once, others come meanwhile, and the worker dies when
+everything was refused. usual: a bit of everything."""
 
 _STYLES: dict[Style, float] = {
     "calm": 0.15,
     "sharing": 0.1,
-    "usual": 0.25,
+    "usual": 0.2,
     "growing": 0.15,
     "loading": 0.2,
-    "storm": 0.15,
+    "storm": 0.12,
+    "crowded": 0.08,
 }
-_SPARE_BLOCKS: dict[Style, tuple[int, ...]] = {"growing": (0, 1, 2, 4), "loading": (0, 4, 12, 24, 40)}
+_SPARE_BLOCKS: dict[Style, tuple[int, ...]] = {
+    "growing": (0, 1, 2, 4),
+    "loading": (0, 4, 12, 24, 40),
+    "crowded": (0, 0, 1),
+}
 """Beyond what one request can need."""
+_STEP_TOKENS: dict[Style, tuple[int, ...]] = {"growing": (3, 5, 8, 8), "crowded": (16, 32, 64)}
 _SALTS = ("", "", "", "", "tenant")
 
 
@@ -49,7 +56,9 @@ class _Drawing:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.style: Style = rng.choices(tuple(_STYLES), tuple(_STYLES.values()))[0]
-        chance = {"calm": 0.0, "sharing": 1.0, "loading": 1.0, "storm": 0.5}.get(self.style, 0.25)
+        chance = {"calm": 0.0, "crowded": 0.0, "sharing": 1.0, "loading": 1.0, "storm": 0.5}.get(
+            self.style, 0.25
+        )
         self.is_calm = self.style in ("calm", "sharing")
         self.has_store = rng.random() < chance
 
@@ -57,8 +66,12 @@ class _Drawing:
         rng = self.rng
         engine = self._engine()
         num_engines = 2 if self.style == "sharing" or rng.random() < (0.8 if self.has_store else 0.1) else 1
+        if self.style == "crowded":
+            num_engines = 1
         requests = self._requests(engine)
         faults = draw_faults(rng, requests, num_engines, self._num_faults(), has_store=self.has_store)
+        if self.style == "crowded":
+            faults = draw_crashes_when_full(rng)
         if self.is_calm:
             engine = _roomy(engine, requests)
         world = WorldSpec(
@@ -108,14 +121,12 @@ class _Drawing:
             block_size=block_size,
             num_fa_blocks=num_fa_blocks,
             max_num_seqs=rng.randint(3, 8) if self.style == "growing" else rng.randint(1, 8),
-            max_num_batched_tokens=rng.choice(
-                (3, 5, 8, 8) if self.style == "growing" else (3, 5, 8, 16, 32, 64)
-            ),
+            max_num_batched_tokens=rng.choice(_STEP_TOKENS.get(self.style, (3, 5, 8, 16, 32, 64))),
             max_model_len=max_model_len,
             max_queued_requests=rng.choice((2, 100, 100, 100)),
             admission=rng.choice(get_args(Admission)) if rng.random() < 0.2 else "room_to_grow",
             hold_when_short=rng.random() < 0.1,
-            plan_ahead=rng.random() < 0.7,
+            plan_ahead=rng.random() < (0.95 if self.style == "crowded" else 0.7),
             enable_prefix_caching=self.has_store or rng.random() < 0.9,
             window_open_at_start=rng.random() < 0.7,
             swa_eviction=rng.choice(get_args(SwaEviction)),
@@ -143,7 +154,11 @@ class _Drawing:
 
     def _requests(self, engine: EngineSpec) -> tuple[SimRequest, ...]:
         rng = self.rng
-        pauses_s: dict[Style, tuple[float, ...]] = {"sharing": (1.0,), "loading": (0.05, 0.2)}
+        pauses_s: dict[Style, tuple[float, ...]] = {
+            "sharing": (1.0,),
+            "loading": (0.05, 0.2),
+            "crowded": (0.02, 0.05),
+        }
         pause_s = rng.choice(pauses_s.get(self.style, (0.0, 0.02, 0.1, 0.5)))
         shared = [NamedText(n, rng.randint(1, max(1, engine.max_model_len * 2 // 3))) for n in range(3)]
         requests: list[SimRequest] = []
@@ -164,6 +179,9 @@ class _Drawing:
         kind = rng.random()
         if self.style == "growing" and kind < 0.7:
             return PromptSource((NamedText(100 + number, rng.randint(1, 2 * engine.block_size)),))
+        if self.style == "crowded":
+            length = rng.randint(engine.max_model_len // 2, engine.max_model_len - 1)
+            return PromptSource((NamedText(100 + number, length),))
         again = 0.5 if self.style in ("sharing", "loading") else 0.15
         if kind < again and before:
             return rng.choice(before).prompt
@@ -183,6 +201,8 @@ class _Drawing:
         if prompt.num_tokens > room and rng.random() < 0.9:
             prompt = PromptSource((ListedText(prompt.token_ids()[: rng.randint(1, room)]),))
         longest = 80 if self.style == "growing" or (self.style == "loading" and rng.random() < 0.5) else 40
+        if self.style == "crowded":
+            longest = rng.choice((1, 2, 5))
         max_tokens = rng.randint(1, min(longest, max(1, engine.max_model_len - prompt.num_tokens)))
         is_impatient = not self.is_calm and rng.random() < (0.2 if self.style == "loading" else 0.08)
         return SimRequest(

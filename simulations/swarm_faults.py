@@ -42,6 +42,12 @@ def draw_faults(
     return tuple(faults)
 
 
+def draw_crashes_when_full(rng: random.Random) -> tuple[Fault, ...]:
+    """The worker dies in a step during which everything else was refused, once or twice."""
+    numbers = rng.sample(range(1, 6), rng.randint(1, 2))
+    return tuple(OnMessage(message="BlocksRefused", nth=nth, do="crash") for nth in numbers)
+
+
 def _when(rng: random.Random, requests: Sequence[SimRequest]) -> float:
     """Soon after some request came, or any time."""
     if rng.random() < 0.7:

@@ -12,6 +12,7 @@ from ksana.messages.base import Message, StepId
 from ksana.messages.blocks import BlocksPlanned, PoolUse
 from ksana.messages.steps import StepDone, StepPlan, WorkerLost, WorkerReady
 from ksana.runtime.actor import Address, Said
+from simulations.admission_watch import AdmissionWatch, check_lapsed
 from simulations.checkers import EngineFacts, check_books
 from simulations.engine import SimulatedEngine
 from simulations.faults import OnMessage
@@ -21,8 +22,6 @@ from simulations.oracles import EvictionWatch, leftovers
 from simulations.promises import BrokenPromise
 from simulations.queue_watch import QueueWatch
 
-_CHECK_CACHE_EVERY = 4
-"""Activations of the scheduler between full checks of the cache."""
 ALL_REFUSED = "BlocksRefused"
 """What faults call a BlocksPlanned without a grant."""
 _MOST_ACTIVATIONS = 1_000_000
@@ -58,6 +57,7 @@ class EngineWatch:
         self._num_activations = 0
         self._queue = QueueWatch(facts.spec)
         self._evictions = EvictionWatch()
+        self._admissions = AdmissionWatch(facts.spec)
         self._sent: deque[tuple[StepPlan, float]] = deque()
         """Steps in the executor, and when they were sent."""
         self._last_end_s = 0.0
@@ -75,11 +75,12 @@ class EngineWatch:
                     self._take_plan(message, now_s)
             if self._check_cache:
                 spec = self.facts.spec
-                is_simple = not (self.facts.num_losses or self.facts.has_store or spec.hold_when_short)
-                self._queue.take(now_s, messages, said, self.engine.cores, is_simple=is_simple)
+                is_well = not (self.facts.num_losses or spec.hold_when_short)
+                is_simple = is_well and not self.facts.has_store
+                self._queue.take(
+                    now_s, messages, said, self.engine.cores, is_simple=is_simple, is_well=is_well
+                )
                 self._count_activation()
-                if self._num_activations % _CHECK_CACHE_EVERY == 0 and not said:
-                    self.check_cache()
         elif actor == "executor":
             for _, message in said:
                 if isinstance(message, StepDone):
@@ -89,7 +90,11 @@ class EngineWatch:
                     self.facts.gave_up = self.facts.gave_up or not message.restarting
                     self._sent.clear()
         elif actor == "block_allocator" and self._check_cache:
-            self._evictions.attach(self.engine.cores.allocator, self.engine.cores.manager)
+            cores = self.engine.cores
+            self._evictions.attach(cores.allocator, cores.manager)
+            self._admissions.attach(cores.allocator, cores.manager)
+            if not any(address == "swa_cache_manager" for address, _ in said):
+                self.check_cache()
         if self._then is not None:
             self._then(actor, now_s, messages, said)
 
@@ -151,6 +156,8 @@ class EngineWatch:
         cores, mailboxes = self.engine.cores, self.engine.mailboxes
         if mailboxes.allocators_are_quiet() and not cores.allocator.is_batch_open:
             check_together(cores.allocator, cores.manager)
+            if cores.manager is not None:
+                check_lapsed(cores.allocator, cores.manager)
 
     async def watch(self) -> None:
         """Look, now and then, whether there is work that nobody does. Runs until cancelled."""
