@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -236,14 +237,9 @@ def read_api_keys(settings: Settings) -> tuple[str, ...]:
     keys = [] if settings.api_key is None else [settings.api_key]
     if settings.api_key_file is not None:
         path = Path(settings.api_key_file)
+        raw = read_input(path, MAX_KEY_FILE_BYTES, f"API key file {path}")
         try:
-            with path.open("rb") as file:
-                raw = file.read(MAX_KEY_FILE_BYTES + 1)
-            if len(raw) > MAX_KEY_FILE_BYTES:
-                raise ConfigError(f"API key file {path} is larger than {MAX_KEY_FILE_BYTES} bytes")
             lines = [line.strip() for line in raw.decode("utf-8").splitlines()]
-        except OSError as error:
-            raise ConfigError(f"API key file {path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ConfigError(f"API key file {path} is not text") from None
         if not any(lines):

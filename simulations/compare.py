@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 from ksana.perf.html_page import charts, page, table
 from simulations import arguments
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
@@ -129,12 +130,9 @@ def read_side(text: str, base: WorldSpec) -> WorldSpec:
         except ValueError as error:
             raise ConfigError(f"settings {text[:80]!r}: {error}") from None
     path = Path(text)
+    content = read_input(path, _MAX_FILE_BYTES)
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        settings = msgspec.json.decode(content[:_MAX_FILE_BYTES], type=dict[str, Any])
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        settings = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return read_scenario(path).world if "world" in settings else with_settings(base, settings)

@@ -10,6 +10,7 @@ import msgspec
 
 from ksana.costs.step_cost import LinearStepCost
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 from simulations.engine import EngineSpec
 from simulations.faults import BadRow, Fault, OnMessage, Overload, Poison, StartFailures, engines_named
 from simulations.network import LinkSpec
@@ -196,13 +197,7 @@ def check_request(request: SimRequest, name: str) -> None:
 
 def read_scenario(path: Path) -> Scenario:
     """Raises ConfigError, with the file, for what is none."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(text) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+    text = read_input(path, MAX_FILE_BYTES)
     try:
         scenario = msgspec.json.decode(text, type=Scenario)
         scenario.check()

@@ -24,6 +24,7 @@ import yaml
 from ksana.cli.fields import VARIABLE_PREFIX, Field, nearest, settings_fields
 from ksana.config import NOT_SETTINGS, Settings, format_bytes, parse_bytes, read_api_keys
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -203,13 +204,7 @@ class _Loader(yaml.SafeLoader):
 
 def read_file(path: Path) -> Layer:
     """What a YAML file gives. Raises ConfigError for a file that cannot be read or has other keys."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"settings file {path} cannot be read: {error.strerror}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"settings file {path} is larger than {MAX_FILE_BYTES} bytes")
+    raw = read_input(path, MAX_FILE_BYTES, f"settings file {path}")
     try:
         content = yaml.load(raw, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:

@@ -12,6 +12,7 @@ from ksana.costs.fitted_cost import FittedCost, FittedTerms
 from ksana.costs.profile_cost import ProfileCost, ProfileTables
 from ksana.costs.step_cost import StepCost
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 64 << 20
@@ -74,13 +75,7 @@ def _compiled(data: CostData, allow_extrapolation: bool) -> StepCost:
 
 def load_cost(path: Path, allow_extrapolation: bool = False) -> CostModel:
     """Raises ConfigError for a file that cannot be read or is no cost model."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
+    raw = read_input(path, MAX_FILE_BYTES, f"the cost model {path}")
     try:
         read = msgspec.json.decode(raw, type=_CostFile)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 
 MAX_FILE_BYTES = 64 << 20
 _MAX_VALUE = 1 << 30
@@ -30,13 +31,7 @@ def read_rows(path: Path, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
 
 def read_lines(path: Path, columns: Iterable[str]) -> tuple[Mapping[str, int], list[tuple[int, list[str]]]]:
     """Places of the columns in the header, and the other lines with their numbers. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    if len(text) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
+    text = read_input(path, MAX_FILE_BYTES)
     try:
         lines = list(csv.reader(io.StringIO(text.decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:

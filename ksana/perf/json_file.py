@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 
 MAX_FILE_BYTES = 16 << 20
 
@@ -74,15 +75,7 @@ def shown(value: object) -> str:
 def read_json(file: Path) -> Any:
     """What the file holds. Raises ConfigError if it cannot be read, is too large or is not JSON, also when a
     key stands twice in an object."""
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"{str(file)!r}: cannot be read: {error}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"{file}: is larger than {MAX_FILE_BYTES} bytes")
+    raw = read_input(file, MAX_FILE_BYTES, f"{file}:")
     try:
         return json.loads(raw, object_pairs_hook=_no_doubles, parse_constant=_no_constant)
     except RecursionError:

@@ -11,6 +11,7 @@ import msgspec
 
 from ksana.atomic_file import write_atomically
 from ksana.errors import ConfigError
+from ksana.input_file import read_input
 
 SCHEMA_VERSION = 1
 MAX_RESULT_BYTES = 256 << 20
@@ -161,13 +162,7 @@ def write_result(path: Path, result: PerfResult) -> None:
 
 def read_result(path: Path) -> PerfResult:
     """Raises ConfigError for a file that cannot be read or is no result."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_RESULT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if len(raw) > MAX_RESULT_BYTES:
-        raise ConfigError(f"{path} is larger than {MAX_RESULT_BYTES} bytes")
+    raw = read_input(path, MAX_RESULT_BYTES)
     try:
         result = msgspec.json.decode(raw, type=PerfResult)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -42,7 +42,7 @@ def read_lines(path: Path) -> Iterator[Line]:
                 if line.text:
                     yield line
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 class Arrivals:

@@ -175,7 +175,7 @@ class Crowd:
         assert not heard.token_ids
 
     async def run(self, num_requests: int, within_s: float, num_at_once: int = 0) -> None:
-        """The first `num_at_once` come in the same instant, so that slots run out however fast the machine is."""
+        """The first `num_at_once` come in the same instant, so that slots run out on any machine."""
         async with trio.open_nursery() as nursery:
             for number in range(num_requests):
                 nursery.start_soon(self.one, 0 if number < num_at_once else self.rng.random() * within_s)

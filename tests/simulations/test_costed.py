@@ -71,5 +71,5 @@ def test_arguments(tmp_path: Path) -> None:
     assert chosen == CostChoice(path=path, allow_extrapolation=True)
     with pytest.raises(ConfigError, match="without --cost"):
         read_cost(parser.parse_args(["--allow-extrapolation"]))
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_cost(parser.parse_args(["--cost", str(tmp_path / "missing")]))

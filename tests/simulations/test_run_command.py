@@ -116,7 +116,7 @@ def test_hostile_files_are_refused_in_one_line(
 
 
 def test_files_that_are_not_there_and_names_nobody_gave(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.json"):
+    with pytest.raises(ConfigError, match=r"nowhere\.json cannot be read"):
         find_scenario(str(tmp_path / "nowhere.json"))
     with pytest.raises(ConfigError, match="there is no scenario 'nothing'"):
         find_scenario("nothing")

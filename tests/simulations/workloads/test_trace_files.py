@@ -94,5 +94,5 @@ def test_no_more_of_a_line_is_read_than_its_bound(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["missing", "trace/below"])
 def test_what_cannot_be_read(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / name)
