@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from ksana.config import Settings
-from ksana.engine import _MESSAGES_PER_LOAD, _OTHER_MESSAGES
 from ksana.loading.remote_cache_loader import RemoteCacheLoader
 from ksana.loading.settings import LoaderSettings
-from ksana.messages.base import Message
 from ksana.messages.blocks import ResetPools
 from ksana.messages.remote import LoadPrefix
-from ksana.runtime.mailbox import Mailbox
+from ksana.wiring import _OTHER_MESSAGES, Mailboxes
 from tests.engines import most_remote_loads
 
 
@@ -30,7 +28,7 @@ def test_all_loads_that_may_be_under_way_can_begin_at_once() -> None:
         for request_id in range(num_loads)
     ]
     said = RemoteCacheLoader(settings).handle(0.0, [ResetPools(pool_epoch=1), *loads])
-    mailbox: Mailbox[Message] = Mailbox("block_allocator", _MESSAGES_PER_LOAD * num_loads + _OTHER_MESSAGES)
+    mailbox = Mailboxes(num_slots=1, num_loads=num_loads).block_allocator
     for address, message in said:
         if address == "block_allocator":
             mailbox.put(message)
