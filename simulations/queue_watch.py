@@ -102,6 +102,8 @@ class QueueWatch:
                 self._loading.add(message.request_id)
                 if message.request_id in self._running:
                     raise BrokenPromise(f"request {message.request_id} loads, and has its blocks still")
+                if len(message.token_ids) <= self._spec.block_size:
+                    raise BrokenPromise(f"request {message.request_id} loads, and has no full block to load")
                 if message.give_up_at_s > now_s + self._spec.remote_load_timeout_s:
                     raise BrokenPromise(f"request {message.request_id} may load for longer than is allowed")
             elif isinstance(message, CancelLoad):

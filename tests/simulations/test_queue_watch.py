@@ -81,11 +81,11 @@ def plan(*demands, releases: tuple[int, ...] = (), step_id: int = 5) -> Said:
     )
 
 
-def load(request_id: int) -> Said:
+def load(request_id: int, token_ids: tuple[int, ...] = PROMPT) -> Said:
     return "remote_cache_loader", LoadPrefix(
         pool_epoch=0,
         request_id=request_id,
-        token_ids=PROMPT,
+        token_ids=token_ids,
         cache_salt="",
         num_reserved_tokens=9,
         give_up_at_s=1.0,
@@ -131,6 +131,12 @@ def test_a_load_of_who_has_its_blocks_still_is_noticed() -> None:
     watched = Watched()
     with pytest.raises(BrokenPromise, match="request 1 loads, and has its blocks still"):
         watched.say(load(1))
+
+
+def test_a_load_of_nothing_is_noticed() -> None:
+    watched = Watched()
+    with pytest.raises(BrokenPromise, match="request 2 loads, and has no full block to load"):
+        watched.say(load(2, PROMPT[:4]))
 
 
 def test_what_ran_before_a_loss_may_load() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ksana.cache.block_pool import BlockPool
-from ksana.scheduling import lifecycle
+from ksana.scheduling import crashes, lifecycle
 from simulations.__main__ import main
 from simulations.faults import BadRow, Disconnects, WorkerCrash
 from simulations.requests import SimRequest
@@ -77,6 +77,21 @@ def test_a_pool_that_forgets_an_owner_is_noticed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(BlockPool, "share", share)
     failed = run_swarm(range(20))
     assert failed is not None
+
+
+def test_a_lost_wake_up_in_a_crash_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything was refused, and then the worker dies: without a word of it nobody asks again."""
+    original = crashes._return_to_waiting
+
+    def silent(state, reason, act) -> None:
+        num_changes = state.num_changes
+        original(state, reason, act)
+        state.num_changes = num_changes
+
+    monkeypatch.setattr(crashes, "_return_to_waiting", silent)
+    crowded = [drawn for drawn in map(draw_scenario, range(120)) if drawn.title.endswith("crowded")]
+    failures = [failure for failure in map(try_scenario, crowded) if failure is not None]
+    assert "simulations.watch:watch" in {failure.checker for failure in failures}, failures
 
 
 def scenario(requests: list[SimRequest], *faults) -> Scenario:
