@@ -8,10 +8,9 @@ from typing import ParamSpec, TypeVar
 from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.fa_cache import FaCache
-from ksana.cache.swa_loading import SwaRequest
 from ksana.cache.swa_manager import UNKNOWN_BUDGET, SWACacheManager
 from ksana.messages.swa import SwaDemand, SwaGranted, SwaRefused
-from ksana.messages.swa_remote import SwaConfirm, SwaConfirmed
+from ksana.messages.swa_remote import SwaAnswer, SwaCall, SwaConfirm, SwaConfirmed, SwaProbe
 from simulations.engine import EngineSpec
 from simulations.promises import BrokenPromise
 
@@ -38,11 +37,18 @@ class AdmissionWatch:
 
 
 def check_lapsed(allocator: BlockAllocator, manager: SWACacheManager) -> None:
-    """A request that has come past what was reserved for it has nothing set aside any more.
+    """Loads have set aside what they may still take; a request that has come past what was reserved for it
+    has nothing any more.
 
-    True of engines whose reservations cover all tokens known at admission (or none), between batches: then
-    a chunk that begins before the end of the reservation does not end behind it.
+    The latter is true of engines whose reservations cover all tokens known at admission (or none), between
+    batches: then a chunk that begins before the end of the reservation does not end behind it.
     """
+    loads = manager.loading.loads.values()
+    promised = sum(max(load.num_reserved - len(load.pinned) - len(load.slots), 0) for load in loads)
+    if manager.loading.num_set_aside != promised:
+        raise BrokenPromise(
+            f"{manager.loading.num_set_aside} SWA blocks are set aside for loads, {promised} were promised"
+        )
     for request_id, request in allocator.fa.requests.items():
         if not request.num_reserved_tokens or request.is_confirmed:
             continue
@@ -78,14 +84,15 @@ def _keeping_promises(name: str, take: Callable[_P, _R], room: Callable[[], int]
 
 
 def _watch_swa(manager: SWACacheManager, budget: int) -> None:
-    take_for_new, confirm = manager._take_for_new, manager._confirm
+    take_for_new, confirm, answer_call = manager._take_for_new, manager._confirm, manager._call
 
     def new(demand: SwaDemand, left: int, step_budget: int) -> SwaGranted | SwaRefused:
         outcome = take_for_new(demand, left, step_budget)
         if isinstance(outcome, SwaGranted):
             end = max(outcome.start + outcome.num_tokens, demand.num_reserved_tokens)
             chunk = min(budget, demand.num_total_tokens - outcome.start)
-            check_reserved(manager.config, manager.requests[demand.request_id], end, chunk)
+            request = manager.requests[demand.request_id]
+            check_reserved(manager.config, request.num_reserved, request.first_index, end, chunk)
         return outcome
 
     def confirmed(call: SwaConfirm) -> SwaConfirmed:
@@ -94,8 +101,20 @@ def _watch_swa(manager: SWACacheManager, budget: int) -> None:
         if manager._step_budget != UNKNOWN_BUDGET:  # else no step was planned yet
             chunk = min(budget, chunk)
         end = max(call.num_total_tokens, call.num_reserved_tokens)
-        check_reserved(manager.config, manager.requests[call.request_id], end, chunk)
+        request = manager.requests[call.request_id]
+        check_reserved(manager.config, request.num_reserved, request.first_index, end, chunk)
         return answer
+
+    def called(call: SwaCall) -> list[SwaAnswer]:
+        answers = answer_call(call)
+        if isinstance(call, SwaProbe) and call.request_id in manager.loading.loads:
+            chunk = call.num_total_tokens
+            if manager._step_budget != UNKNOWN_BUDGET:
+                chunk = min(budget, chunk)
+            end = max(call.num_total_tokens, call.num_reserved_tokens)
+            num_reserved = manager.loading.loads[call.request_id].num_reserved
+            check_reserved(manager.config, num_reserved, 0, end, chunk)
+        return answers
 
     def room() -> int:
         return manager._room
@@ -103,20 +122,22 @@ def _watch_swa(manager: SWACacheManager, budget: int) -> None:
     setattr(manager, "_take_for_new", _keeping_promises("_take_for_new", new, room))  # noqa: B010
     for_confirmed = _keeping_promises("_take_for_confirmed", manager._take_for_confirmed, room)
     setattr(manager, "_take_for_confirmed", for_confirmed)  # noqa: B010
-    setattr(manager, "_confirm", confirmed)  # noqa: B010 - methods, to mypy
+    setattr(manager, "_confirm", confirmed)  # noqa: B010
+    setattr(manager, "_call", called)  # noqa: B010 - methods, to mypy
 
 
-def check_reserved(config: CacheConfig, request: SwaRequest, end: int, chunk: int) -> None:
-    """A request that was just let in, up to token `end`, by chunks of at most `chunk` tokens, may have as
-    many SWA blocks at once as it can need: a window, what is computed and planned, and a block for where the
-    window begins inside one. No more, or others wait for nothing; no less, or it finds no room later."""
+def check_reserved(config: CacheConfig, num_reserved: int, first_index: int, end: int, chunk: int) -> None:
+    """A request that was just let in, from block `first_index` up to token `end`, by chunks of at most
+    `chunk` tokens, may have as many SWA blocks at once as it can need: a window, what is computed and
+    planned, and a block for where the window begins inside one. No more, or others wait for nothing; no less,
+    or it finds no room later."""
     size = config.block_size
     at_once = -(-(config.sliding_window or 0) // size) + 1
     at_once += (2 if config.plan_ahead else 1) * -(-chunk // size)
-    from_window_on = -(-end // size) - request.first_index
+    from_window_on = -(-end // size) - first_index
     expected = min(at_once, from_window_on, config.num_swa_blocks)
-    if request.num_reserved != expected:
+    if num_reserved != expected:
         raise BrokenPromise(
-            f"{request.num_reserved} SWA blocks are reserved from block {request.first_index} to token "
+            f"{num_reserved} SWA blocks are reserved from block {first_index} to token "
             f"{end}, in chunks of {chunk}; it can need {expected}"
         )

@@ -22,6 +22,8 @@ from simulations.promises import BrokenPromise
 _STEPS_END_WITHIN_S = 2.0
 """The last blocks of an ended request join the cache when the step in flight is done: in worlds that are
 checked, steps are shorter than that."""
+_AGES_OF_A_FLOAT = 40
+"""Of the 53 that its mantissa has bits for; the rest is for how often a block is used in one."""
 
 
 class PrefixOracle:
@@ -147,8 +149,7 @@ class EvictionWatch:
             _watch_tree(allocator)
         if manager is not None and self._queue is not manager.cache._queue:
             self._queue = manager.cache._queue
-            if manager.config.swa_eviction == "lfu":
-                _watch_queue(self._queue)
+            _watch_queue(self._queue)
 
 
 def _watch_tree(allocator: BlockAllocator) -> None:
@@ -167,20 +168,68 @@ def _watch_tree(allocator: BlockAllocator) -> None:
 
 
 def _watch_queue(queue: SwaEvictionQueue) -> None:
-    pop = queue.pop
+    worth = _Worth(queue)
+    add, count_hit, pop = queue.add, queue.count_hit, queue.pop
+
+    def added(entry: SwaEntry) -> None:
+        worth.added(entry)
+        add(entry)
+
+    def counted(entry: SwaEntry) -> None:
+        worth.used(entry)
+        count_hit(entry)
 
     def checked() -> SwaEntry:
-        value = min((_lfu_value(entry) for entry in queue._queued.values()), default=None)
+        queued = list(queue._queued.values())
+        least = min(queued, key=worth.of, default=None)
+        is_exact = all(map(worth.is_exact, queued))
         entry = pop()
-        if _lfu_value(entry) != value:
-            raise BrokenPromise(f"{entry} was evicted; the least value is {value}")
+        worth.num_evictions += 1
+        if is_exact and entry is not least:
+            raise BrokenPromise(f"{entry} was evicted; {least} is worth less")
         return entry
 
-    setattr(queue, "pop", checked)  # noqa: B010 - a method, to mypy
+    setattr(queue, "add", added)  # noqa: B010
+    setattr(queue, "count_hit", counted)  # noqa: B010
+    setattr(queue, "pop", checked)  # noqa: B010 - methods, to mypy
 
 
-def _lfu_value(entry: SwaEntry) -> tuple[int, int, int]:
-    return entry.hit_count, entry.prefix_fa_block_num, entry.insertion
+class _Worth:
+    """What each sliding-window block is worth to the cache, from a list of all its uses."""
+
+    def __init__(self, queue: SwaEvictionQueue) -> None:
+        self._policy = queue._policy
+        self._evictions_per_age = queue._evictions_per_age
+        self.num_evictions = queue.num_evictions
+        self._ages: dict[int, list[int]] = {}
+        """By the entry's number: the ages in which it was made and used."""
+        self._added: dict[int, int] = {}
+        self._clock = 0
+
+    def _ages_of(self, entry: SwaEntry) -> list[int]:
+        return self._ages.setdefault(entry.insertion, [entry.weighed_at])
+
+    def used(self, entry: SwaEntry) -> None:
+        self._ages_of(entry).append(self.num_evictions // self._evictions_per_age)
+
+    def added(self, entry: SwaEntry) -> None:
+        """Nobody uses it now."""
+        self._ages_of(entry)
+        self._clock += 1
+        self._added[entry.insertion] = self._clock
+
+    def is_exact(self, entry: SwaEntry) -> bool:
+        """Whether a float can tell its worth, as the cache has it: oldest and newest use are near enough."""
+        ages = self._ages_of(entry)
+        return ages[-1] - ages[0] <= _AGES_OF_A_FLOAT
+
+    def of(self, entry: SwaEntry) -> tuple[int, int, int]:
+        """What is least goes first: by rule, then by position, then by age."""
+        if self._policy == "lru":
+            return self._added[entry.insertion], 0, 0
+        ages = self._ages_of(entry)
+        value = len(ages) if self._policy == "lfu" else sum(1 << age for age in ages)
+        return value, entry.prefix_fa_block_num, entry.insertion
 
 
 def leftovers(scheduler_snapshot: bytes) -> list[str]:

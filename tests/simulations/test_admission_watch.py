@@ -7,9 +7,9 @@ import pytest
 
 from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cache_config import CacheConfig
-from ksana.cache.swa_loading import SwaRequest
 from ksana.messages.blocks import AllocateRequestBlocks, BlocksPlanned, PlanBlocks
 from ksana.messages.swa import SwaDemand, SwaGranted, SwaRefused
+from ksana.messages.swa_remote import SwaAnswer, SwaCall, SwaProbe
 from simulations.admission_watch import AdmissionWatch, check_lapsed, check_reserved
 from simulations.promises import BrokenPromise
 from tests.cache.test_swa_manager import Pair, more, new
@@ -48,10 +48,10 @@ def test_what_is_set_aside_lapses_when_a_request_grows_past_it() -> None:
 )
 def test_what_a_request_can_need(first: int, end: int, chunk: int, plan_ahead: bool, expected: int) -> None:
     config = msgspec.structs.replace(CONFIG, plan_ahead=plan_ahead)
-    check_reserved(config, SwaRequest(first, [], expected), end, chunk)
+    check_reserved(config, expected, first, end, chunk)
     for wrong in (expected - 1, expected + 1):
         with pytest.raises(BrokenPromise, match=f"it can need {expected}"):
-            check_reserved(config, SwaRequest(first, [], wrong), end, chunk)
+            check_reserved(config, wrong, first, end, chunk)
 
 
 def test_too_much_set_aside_is_noticed_when_the_request_is_let_in() -> None:
@@ -107,3 +107,37 @@ def test_who_comes_takes_nothing_that_others_were_promised(is_wrong: bool) -> No
         return
     with pytest.raises(BrokenPromise, match="take_for_new took what others were promised"):
         ask(allocator, 3, new(3, (7, 8), reserved=4))
+
+
+def loading() -> Pair:
+    """A request that is told of its prefix, while nothing of it is cached."""
+    both = pair()
+    AdmissionWatch(ENGINE).attach(both.allocator, both.manager)
+    return both
+
+
+PROBE = SwaProbe(pool_epoch=1, request_id=1, fa_blocks=(), num_total_tokens=10, num_reserved_tokens=14)
+
+
+def test_what_is_set_aside_for_a_load_is_what_it_can_need() -> None:
+    both = loading()
+    both.manager.handle(0.0, [PROBE])
+    assert both.manager.loading.num_set_aside == 4
+    check_lapsed(both.allocator, both.manager)
+    both.manager.loading.num_set_aside = 0
+    with pytest.raises(BrokenPromise, match="0 SWA blocks are set aside for loads, 4 were promised"):
+        check_lapsed(both.allocator, both.manager)
+
+
+def test_a_load_for_which_too_little_is_set_aside_is_noticed() -> None:
+    both = pair()
+    call = both.manager._call
+    short = msgspec.structs.replace(PROBE, num_reserved_tokens=0)
+
+    def careless(_call: SwaCall) -> list[SwaAnswer]:
+        return call(short)
+
+    setattr(both.manager, "_call", careless)  # noqa: B010 - a method, to mypy
+    AdmissionWatch(ENGINE).attach(both.allocator, both.manager)
+    with pytest.raises(BrokenPromise, match="3 SWA blocks are reserved"):
+        both.manager.handle(0.0, [PROBE])
