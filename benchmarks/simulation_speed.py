@@ -26,7 +26,7 @@ from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from simulations.engine import EngineSpec, SimulatedEngine
 from simulations.keep import Keep
-from simulations.metrics import RunRecord
+from simulations.reports.metrics import RunRecord
 from simulations.requests import OpenLoop
 from simulations.scenario import WorldSpec
 from simulations.workloads.mooncake import read_mooncake

@@ -11,13 +11,13 @@ import msgspec
 
 import ksana
 from ksana.errors import ConfigError
-from simulations.capacity import add_capacity_command
-from simulations.compare import add_compare_command
-from simulations.mutations import FOUND_GOAL, SwarmAnswer, Trial, as_table, run_mutations
 from simulations.run_command import add_run_command
-from simulations.shrink import MAX_TRIES, shrink
 from simulations.smoke import run_smoke
-from simulations.swarm import REAL_S_PER_WORLD, run_swarm
+from simulations.studies.capacity import add_capacity_command
+from simulations.studies.compare import add_compare_command
+from simulations.swarm.mutations import FOUND_GOAL, SwarmAnswer, Trial, as_table, run_mutations
+from simulations.swarm.shrink import MAX_TRIES, shrink
+from simulations.swarm.swarm import REAL_S_PER_WORLD, run_swarm
 
 
 def main(arguments: list[str] | None = None) -> int:

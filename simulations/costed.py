@@ -12,7 +12,7 @@ from ksana.costs.cost_file import CostModel, load_cost
 from ksana.costs.extrapolation import ExtrapolationError
 from ksana.errors import ConfigError
 from simulations.keep import Keep
-from simulations.metrics import RunRecord
+from simulations.reports.metrics import RunRecord
 from simulations.requests import Workload
 from simulations.scenario import WorldSpec
 from simulations.world import run_world

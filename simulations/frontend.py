@@ -23,10 +23,10 @@ from ksana.messages.outputs import (
 )
 from ksana.messages.requests import AddRequest, SamplingParams
 from ksana.runtime.clock import now_s
-from simulations.checkers import EngineFacts, account, check_ending
+from simulations.checks.checkers import EngineFacts, account, check_ending
 from simulations.engine import SimulatedEngine
-from simulations.metrics import RequestRecord
 from simulations.network import Link
+from simulations.reports.metrics import RequestRecord
 from simulations.requests import Ending, SimRequest
 from simulations.script import EOS_ID, Script, Scripts
 

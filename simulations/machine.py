@@ -13,18 +13,18 @@ from ksana.messages.blocks import PoolUse
 from ksana.runtime.clock import now_s
 from ksana.stores.simulated import SimulatedStore
 from simulations.agenda import Agenda
-from simulations.checkers import EngineFacts
+from simulations.checks.checkers import EngineFacts
+from simulations.checks.oracles import PrefixOracle, StoreOracle
+from simulations.checks.watch import EngineWatch
 from simulations.engine import EngineSpec, SimulatedEngine
 from simulations.faults import OnMessage, Poison, SlowMessages, WorkerFaults, engines_named
 from simulations.frontend import FrontEnd
 from simulations.keep import Keep
-from simulations.metrics import EngineRecord, EngineSample, StepLog
 from simulations.network import Link, SlowMailboxes, SlowPost
-from simulations.oracles import PrefixOracle, StoreOracle
+from simulations.reports.metrics import EngineRecord, EngineSample, StepLog
 from simulations.requests import Ending
 from simulations.scenario import WorldSpec
 from simulations.script import Scripts
-from simulations.watch import EngineWatch
 from simulations.world_log import WorldLog
 
 

@@ -12,12 +12,12 @@ import msgspec
 from ksana.errors import ConfigError, InvariantViolated
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.keep import Keep
-from simulations.metrics import RunRecord
-from simulations.report import write_report
+from simulations.reports.metrics import RunRecord
+from simulations.reports.report import write_report
+from simulations.reports.summary import Target, as_json, summarise
 from simulations.scenario import Scenario
 from simulations.scenarios import SCENARIOS, find_scenario
 from simulations.settings import parse_settings, with_settings
-from simulations.summary import Target, as_json, summarise
 from simulations.workloads.spec import TraceSpec
 
 

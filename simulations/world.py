@@ -20,6 +20,8 @@ from ksana.runtime.clock import now_s
 from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from simulations.agenda import Agenda
+from simulations.checks.oracles import StoreOracle
+from simulations.checks.promises import BrokenPromise
 from simulations.engine import STORE_IDENTITY
 from simulations.faults import (
     BadRow,
@@ -32,9 +34,7 @@ from simulations.faults import (
 from simulations.frontend import Asked
 from simulations.keep import Keep
 from simulations.machine import Machine
-from simulations.metrics import FaultRecord, RequestRecord, RunRecord
-from simulations.oracles import StoreOracle
-from simulations.promises import BrokenPromise
+from simulations.reports.metrics import FaultRecord, RequestRecord, RunRecord
 from simulations.requests import Ending, SimRequest, Workload
 from simulations.routing import Router
 from simulations.scenario import WorldSpec

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from array import array
 
-from simulations.metrics import EngineRecord, EngineSample, FaultRecord, RequestRecord, RunRecord, StepLog
+from simulations.reports.metrics import (
+    EngineRecord,
+    EngineSample,
+    FaultRecord,
+    RequestRecord,
+    RunRecord,
+    StepLog,
+)
 
 
 def made_up_run(

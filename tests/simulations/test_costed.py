@@ -12,9 +12,9 @@ from ksana.costs.fitted_cost import QUANTITIES, FittedTerms
 from ksana.errors import ConfigError
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.engine import EngineSpec
-from simulations.metrics import RunRecord
+from simulations.reports.metrics import RunRecord
+from simulations.reports.summary import summarise
 from simulations.scenario import WorldSpec
-from simulations.summary import summarise
 from simulations.workloads.made_up import Texts
 from simulations.workloads.spec import OpenSpec, open_workload
 

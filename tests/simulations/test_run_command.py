@@ -12,7 +12,7 @@ from ksana.errors import ConfigError
 from simulations.__main__ import main
 from simulations.scenario import Scenario, read_scenario
 from simulations.scenarios import SCENARIOS, find_scenario
-from simulations.swarm_draw import draw_scenario
+from simulations.swarm.swarm_draw import draw_scenario
 
 
 def told(capsys: pytest.CaptureFixture) -> dict:

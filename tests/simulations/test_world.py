@@ -29,7 +29,7 @@ from simulations.keep import Keep
 from simulations.network import LinkSpec
 from simulations.requests import Ending, SimRequest
 from simulations.scenario import StoreSpec
-from simulations.swarm_draw import draw_scenario
+from simulations.swarm.swarm_draw import draw_scenario
 from simulations.world import run_world
 from tests.simulations.worlds import ENGINE, STEP_S, endings, ran, request, world
 

@@ -8,8 +8,8 @@ from ksana.costs.step_cost import LinearStepCost
 from simulations.engine import EngineSpec
 from simulations.faults import Fault
 from simulations.keep import Keep
-from simulations.metrics import RunRecord
 from simulations.network import LinkSpec
+from simulations.reports.metrics import RunRecord
 from simulations.requests import NamedText, OpenLoop, PromptSource, SimRequest
 from simulations.routing import Routing
 from simulations.scenario import Fidelity, StoreSpec, WorldSpec

@@ -1,0 +1,1 @@
+"""What a run leaves behind, in figures, charts and as a trace."""
