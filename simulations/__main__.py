@@ -23,12 +23,15 @@ from simulations.swarm.swarm import REAL_S_PER_WORLD, run_swarm
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a promise was broken (or too few mutants found), 2 wrong use."""
     options = build_parser().parse_args(arguments)
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # workers die by the dozen here, as planned
     try:
         status: int = options.run(options)
     except ConfigError as error:
         sys.stderr.write(f"python -m simulations {options.command}: {error}\n")
         return 2
+    finally:
+        logging.disable(before)
     return status
 
 

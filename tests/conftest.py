@@ -53,6 +53,7 @@ def _logging_as_it_was() -> Iterator[None]:
         logger.setLevel(level)
         # pytest puts its own handlers there for each phase of a test; only what came meanwhile goes.
         logger.handlers[:] = [handler for handler in logger.handlers if handler in handlers]
+    assert logging.root.manager.disable == logging.NOTSET, "a test has left logging switched off for all"
 
 
 @pytest.hookimpl(tryfirst=True)
