@@ -14,14 +14,7 @@ def simulated_device(
     """A device with the pools that `setup` decided on, which samples what `tokens` says."""
     config = setup.cache_config()
     return SimulatedBackend(
-        lambda: SimulatedWorker(
-            tokens,
-            block_size=config.block_size,
-            num_fa_blocks=config.num_fa_blocks,
-            num_swa_blocks=config.num_swa_blocks,
-            sliding_window=config.sliding_window,
-            staging=setup.staging,
-        ),
+        lambda: SimulatedWorker.of_cache(config, tokens, setup.staging),
         cost=cost,
         fault=fault,
     )

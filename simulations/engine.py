@@ -160,7 +160,7 @@ class SimulatedEngine:
             staging = StagingMemory.create(spec.num_staging_slots, simulated_block_bytes(spec.block_size))
             self.remote = RemoteCache(store, staging, spec.loader_settings(config))
         self.backend = SimulatedBackend(
-            lambda: FastWorker(tokens) if fast else self._checking_worker(tokens, staging),
+            lambda: FastWorker(tokens) if fast else SimulatedWorker.of_cache(config, tokens, staging),
             cost=cost,
             start_time_s=spec.start_time_s,
             is_up_at_first=True,
@@ -191,17 +191,6 @@ class SimulatedEngine:
                 tap=tap,
             )
             self._executor_post = self.mailboxes.executor.put
-
-    def _checking_worker(self, tokens: TokenSource, staging: StagingMemory | None) -> SimulatedWorker:
-        spec = self.spec
-        return SimulatedWorker(
-            tokens,
-            block_size=spec.block_size,
-            num_fa_blocks=spec.num_fa_blocks,
-            num_swa_blocks=spec.num_swa_blocks,
-            sliding_window=spec.sliding_window,
-            staging=staging,
-        )
 
     async def run(self) -> None:
         """Serve until cancelled. The first worker stands ready; requests may be added before."""

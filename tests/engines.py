@@ -45,14 +45,7 @@ def simulated(
     def backend(setup: ModelSetup) -> SimulatedBackend:
         config = setup.cache_config()
         one = SimulatedBackend(
-            lambda: SimulatedWorker(
-                tokens or hashed_tokens(320),
-                block_size=config.block_size,
-                num_fa_blocks=config.num_fa_blocks,
-                num_swa_blocks=config.num_swa_blocks,
-                sliding_window=config.sliding_window,
-                staging=setup.staging,
-            ),
+            lambda: SimulatedWorker.of_cache(config, tokens or hashed_tokens(320), setup.staging),
             cost=COST,
             fault=fault,
             start_fault=start_fault,

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ksana.cache.cache_config import CacheConfig
 from ksana.devices.staging import StagingMemory
 from ksana.errors import InvariantViolated
 from ksana.messages.base import RequestId
@@ -199,6 +200,20 @@ class SimulatedWorker:
         if sliding_window is not None:
             self._pools["swa"] = SimulatedPool("swa", num_swa_blocks, block_size, sliding_window)
         self._histories: dict[RequestId, _History] = {}
+
+    @classmethod
+    def of_cache(
+        cls, config: CacheConfig, tokens: TokenSource, staging: StagingMemory | None = None
+    ) -> SimulatedWorker:
+        """One with the pools that the allocators of this configuration own."""
+        return cls(
+            tokens,
+            block_size=config.block_size,
+            num_fa_blocks=config.num_fa_blocks,
+            num_swa_blocks=config.num_swa_blocks,
+            sliding_window=config.sliding_window,
+            staging=staging,
+        )
 
     def run(self, plan: StepPlan) -> StepDone:
         for request_id in plan.drop:

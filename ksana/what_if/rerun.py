@@ -57,16 +57,9 @@ class _Rerun:
         self.mailboxes = Mailboxes(len(requests), 0)
         self.cores = Cores.fresh(settings.scheduler, settings.cache)
         self.filler = _filler(requests, settings.vocab_size)
-        cache = settings.cache
         self.executor = DeviceExecutor(
             SimulatedBackend(
-                lambda: SimulatedWorker(
-                    self._token,
-                    block_size=cache.block_size,
-                    num_fa_blocks=cache.num_fa_blocks,
-                    num_swa_blocks=cache.num_swa_blocks,
-                    sliding_window=cache.sliding_window,
-                ),
+                lambda: SimulatedWorker.of_cache(settings.cache, self._token),
                 cost=cost,
                 is_up_at_first=True,
             ),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from ksana.errors import ConfigError
 
@@ -13,6 +16,8 @@ MAX_LINE_BYTES = 16 << 20
 
 MAX_TOKENS = 1 << 22
 """Tokens of one prompt or one answer."""
+
+Read = TypeVar("Read")
 
 
 class Line:
@@ -43,6 +48,17 @@ def read_lines(path: Path) -> Iterator[Line]:
                     yield line
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_json_lines(path: Path, kind: type[Read]) -> Iterator[tuple[Line, Read]]:
+    """Each line and what it says. Raises ConfigError, with the line, for what is no JSON of that kind."""
+    decoder = msgspec.json.Decoder(kind)
+    for line in read_lines(path):
+        try:
+            read = decoder.decode(line.text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise line.wrong(error) from None
+        yield line, read
 
 
 class Arrivals:

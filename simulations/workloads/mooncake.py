@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from simulations.requests import MAX_CONTENT_ID, NamedText, PromptSource, SimRequest
-from simulations.workloads.lines import Arrivals, check_lengths, read_lines
+from simulations.workloads.lines import Arrivals, check_lengths, read_json_lines
 
 MOONCAKE_BLOCK = 512
 """Tokens that one hash id stands for."""
@@ -27,13 +27,8 @@ class MooncakeLine(msgspec.Struct, gc=False):
 
 def mooncake_lines(path: Path) -> Iterator[MooncakeLine]:
     """The requests of a trace. Raises ConfigError, with the line, for anything else."""
-    decoder = msgspec.json.Decoder(MooncakeLine)
     arrivals = Arrivals()
-    for line in read_lines(path):
-        try:
-            request = decoder.decode(line.text)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise line.wrong(error) from None
+    for line, request in read_json_lines(path, MooncakeLine):
         arrivals.check(line, request.timestamp / 1000)
         check_lengths(line, request.input_length, request.output_length)
         num_blocks = -(-request.input_length // MOONCAKE_BLOCK)

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from simulations.requests import MAX_CONTENT_ID, ListedText, NamedText, PromptSource, SimRequest
-from simulations.workloads.lines import Arrivals, check_lengths, read_lines
+from simulations.workloads.lines import Arrivals, check_lengths, read_json_lines
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -23,13 +23,8 @@ class _TokenLine(msgspec.Struct, gc=False):
 
 def read_token_lines(path: Path) -> Iterator[SimRequest]:
     """Prompts whose ids are not recorded are texts of their own. Raises ConfigError, with the line."""
-    decoder = msgspec.json.Decoder(_TokenLine)
     arrivals = Arrivals()
-    for line in read_lines(path):
-        try:
-            request = decoder.decode(line.text)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise line.wrong(error) from None
+    for line, request in read_json_lines(path, _TokenLine):
         arrivals.check(line, request.arrival_time_ns / 1e9)
         check_lengths(line, request.input_toks, request.output_toks)
         if line.number > MAX_CONTENT_ID:

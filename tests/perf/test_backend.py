@@ -106,13 +106,7 @@ def simulated(
     def make(setup: ModelSetup) -> Backend:
         config = setup.cache_config()
         return SimulatedBackend(
-            lambda: SimulatedWorker(
-                tokens or hashed_tokens(320),
-                block_size=config.block_size,
-                num_fa_blocks=config.num_fa_blocks,
-                num_swa_blocks=config.num_swa_blocks,
-                sliding_window=config.sliding_window,
-            ),
+            lambda: SimulatedWorker.of_cache(config, tokens or hashed_tokens(320)),
             cost=COST,
             fault=fault,
             start_fault=start_fault,
