@@ -106,7 +106,10 @@ def _times(spec: WorldSpec) -> list[float]:
         for name in fault.__struct_fields__
         if isinstance(value := getattr(fault, name), float)
     ]
-    return [*links, *stores, *costs, *faults, spec.sample_every_s, spec.until_s]
+    engines = [
+        time for e in spec.engines for time in (e.remote_load_timeout_s, e.start_time_s, e.step_timeout_s)
+    ]
+    return [*links, *stores, *costs, *faults, *engines, spec.sample_every_s, spec.until_s]
 
 
 def check_engine(engine: EngineSpec) -> None:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ksana.cli.fields import nearest
 from ksana.errors import ConfigError, KsanaError
+from ksana.setting_fields import nearest
 
 
 class Command(NamedTuple):

@@ -169,12 +169,12 @@ def test_a_bug_in_the_journal_is_no_reason_to_stop_serving(
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"journal_actors": ("scheduler", "nobody")}, "'nobody' is none of tokenizer, scheduler"),
+        ({"journal_actors": ("scheduler", "nobody")}, "each one of tokenizer, scheduler"),
         ({"journal_actors": ("tokenizer",), "journal_redact": True}, "hears and says text"),
         ({"journal_max_bytes": 100 << 20}, "must hold 2 segments"),
         ({"journal_actors": ("swa_cache_manager",)}, "this engine has no swa_cache_manager"),
         ({"journal_key_file": "k"}, "nothing is redacted"),
-        ({"journal": ""}, "journal is empty"),
+        ({"journal": ""}, "journal: '' will not do"),
         ({"journal": None, "journal_redact": True}, "journal_redact is set, but nothing is recorded"),
     ],
 )
