@@ -144,7 +144,7 @@ def least_swa_blocks(engine: EngineSpec) -> int:
     size, chunks = engine.block_size, 2 if engine.plan_ahead else 1
     window = -(-(engine.sliding_window or 0) // size)
     peak = window + chunks * -(-engine.max_num_batched_tokens // size) + 1
-    return min(peak, engine.max_model_len // size + 1)
+    return min(peak, -(-max(1, engine.max_model_len - 1) // size))
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -246,7 +246,8 @@ class FaCache:
             raise InvariantViolated(f"request {demand.request_id} has blocks already, or asks for no tokens")
         config, pool = self.config, self.pool
         num_reserved = ceil_div(new.num_reserved_tokens, config.block_size)
-        if max(config.num_blocks_for(num_total_tokens), num_reserved) > pool.num_blocks:
+        num_at_most = config.num_blocks_for(max(num_total_tokens, new.num_tokens_at_most))
+        if max(num_at_most, num_reserved) > pool.num_blocks:
             return "never"
         if budget < 1:
             return "budget"
