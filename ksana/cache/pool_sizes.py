@@ -57,7 +57,8 @@ class _Demand(msgspec.Struct, frozen=True, kw_only=True):
         return fa_bytes + self.swa_blocks(num_tokens, 1) * self.swa_block_bytes
 
     def longest_in(self, kv_bytes: int, max_model_len: int) -> int:
-        """The largest number of tokens whose demand fits (0: none; 1 is of no use to anybody). Bisection: demand grows with length."""
+        """The largest number of tokens whose demand fits (0: none; 1 is a prompt without an answer).
+        Bisection: demand grows with length."""
         low, high = 0, max_model_len
         while low < high:
             middle = (low + high + 1) // 2

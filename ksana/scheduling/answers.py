@@ -121,7 +121,8 @@ def _preempt(state: SchedulerState) -> None:
 
     The oldest never loses its place, so everything ends. Most victims have a block of their own that becomes
     free; one whose blocks are all full and shared with others frees nothing but its need for the next.
-    Not called while blocks are on their way back already. If a step names the victim it stays until that step is done.
+    Not called while blocks are on their way back already. If a step names the victim it stays until that
+    step is done.
     """
     if len(state.running) < 2:
         return
@@ -137,8 +138,9 @@ def _too_large(state: SchedulerState, settings: SchedulerSettings, request: Requ
     num_blocks = state.fa_use.num_blocks if state.fa_use is not None else 0
     pool_tokens = num_blocks * settings.block_size
     size = (
-        f"A prompt of {prompt_len} tokens and up to {limit} of output need KV for {request.num_kv_tokens} tokens, "
-        f"as the last one needs none, and the KV pool holds {num_blocks} blocks of {settings.block_size} tokens"
+        f"A prompt of {prompt_len} tokens and up to {limit} of output need KV for {request.num_kv_tokens} "
+        f"tokens, as the last one needs none, and the KV pool holds {num_blocks} blocks of "
+        f"{settings.block_size} tokens"
     )
     if request.output_token_ids:
         return Failed(status=500, message=f"{size}; start the server with a larger --kv-cache-memory")

@@ -16,10 +16,11 @@ from ksana.stores.redis_address import RedisAddress
 class Store(Protocol):
     """KV blocks by key. One object serves many tasks at once, in any order.
 
-    Every method may raise RemoteCacheError, and only that: unreachable, refused, damaged. None has a
-    deadline of its own; callers set one (`trio.move_on_after`) and may cancel at any moment: afterwards
-    nobody writes into `into` or reads from `data` any more, and the store goes on working. A cancelled
-    `put` may have stored the value or not, never a part of it.
+    Every method may raise RemoteCacheError, and only that: unreachable, refused; `DamagedValue` for what is
+    no value of the key and `KeyFault` for what stands in its place, both of which say nothing of the store.
+    None has a deadline of its own; callers set one (`trio.move_on_after`) and may cancel at any moment:
+    afterwards nobody writes into `into` or reads from `data` any more, and the store goes on working. A
+    cancelled `put` may have stored the value or not, never a part of it.
     """
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
