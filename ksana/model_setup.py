@@ -26,6 +26,7 @@ from ksana.models.load import fingerprint, full_fingerprint, read_spec
 from ksana.models.sources import resolve_model
 from ksana.models.spec import ModelSpec
 from ksana.scheduling.settings import SchedulerSettings
+from ksana.stores.store import store_place
 from ksana.tokenizers import Tokenizer, load_tokenizer
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
@@ -52,8 +53,10 @@ class ModelFiles:
 def find_model(settings: Settings, report: Report) -> ModelFiles:
     """Resolve, read and check a model, but for its weights.
 
-    Raises ModelLoadError or ConfigError (a chat template that cannot be read).
+    Raises ModelLoadError or ConfigError (a chat template that cannot be read, a store that there cannot be).
     """
+    if settings.remote_cache is not None:
+        store_place(settings.remote_cache)  # told before weights are read
     path = resolve_model(settings.model, progress=report)
     return ModelFiles(
         path=path,

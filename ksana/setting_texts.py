@@ -14,7 +14,7 @@ MAX_KEY_CHARS = 1024
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[!-.0-~]+/?", re.ASCII | re.IGNORECASE)
-_STORE = re.compile(r"(?:file|redis|unix):.+", re.IGNORECASE)
+_STORE = re.compile(r"[a-z][a-z0-9+.-]{0,15}:.+", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ ORIGIN = TextRule(
     "* or an origin such as https://example.org",
     lambda text: text in ("*", "null") or _ORIGIN.fullmatch(text),
 )
+# Which kinds of store there are, and how each is written, `ksana.stores` says before anything is loaded.
 STORE = TextRule(
     "a store, such as file:///directory, redis://host:port/db or unix:///socket", _STORE.fullmatch
 )

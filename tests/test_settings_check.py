@@ -156,6 +156,14 @@ def test_a_script_hears_it_at_once_and_no_thread_is_started(settings: dict[str, 
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize(
+    "url", ["http://x", "s3://b/c", "file://host/d", "redis://", "unix://x", "redis://h/db"]
+)
+def test_a_store_that_there_cannot_be_is_told_before_the_model_is_looked_for(url: str) -> None:
+    with pytest.raises(ConfigError):
+        LLM("/nowhere", remote_cache=url)
+
+
 def test_names_that_no_setting_has() -> None:
     with pytest.raises(ConfigError, match=r"is called 'max_num_sequs' \(did you mean max_num_seqs\?"):
         LLM("m", max_num_sequs=3)
@@ -201,7 +209,7 @@ def test_what_a_script_may_write_otherwise() -> None:
         (
             "remote_cache",
             ["file:///a b", "redis://h", "unix:///s?db=1"],
-            ["/dir", "http://x", "file:", "s3://b"],
+            ["/dir", "x", "file:", "://b"],
         ),
         ("allowed_origins", [["*"], ["null"], ["http://a:8/"]], [["a"], ["http://a/b"], ["http:// a"]]),
         ("port", [0, 65535], [70000]),

@@ -53,6 +53,14 @@ def open_store(url: str, *, max_bytes: int | None) -> Store:
 
     `max_bytes` caps what a directory holds (None: no cap). Redis has its own `maxmemory`.
     """
+    place = store_place(url)
+    if isinstance(place, RedisAddress):
+        return RedisStore(place)
+    return FilesystemStore.open(place, max_bytes=max_bytes)
+
+
+def store_place(url: str) -> str | RedisAddress:
+    """The directory or server that a URL names; ConfigError if it is none of the forms of `open_store`."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -63,8 +71,8 @@ def open_store(url: str, *, max_bytes: int | None) -> Store:
         directory = unquote(parts.path)
         if not directory.startswith("/") or "\0" in directory:
             raise ConfigError("a directory as remote cache is written file:///absolute/path")
-        return FilesystemStore.open(directory, max_bytes=max_bytes)
+        return directory
     if parts.scheme in ("redis", "unix"):
-        return RedisStore(RedisAddress.from_url(url))
+        return RedisAddress.from_url(url)
     scheme = parts.scheme if re.fullmatch(r"[a-z][a-z0-9+.-]{0,15}", parts.scheme) else ""
     raise ConfigError(f"a remote cache is file:///... or redis://..., not {scheme or 'that'}")
