@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
+
+log = logging.getLogger(__name__)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -57,3 +60,10 @@ def exposure(path: str | os.PathLike[str]) -> str | None:
     if not may and not mode & 0o077:
         return None
     return f"can be {' and '.join(may) or 'entered'} by others on this machine (mode {mode:04o})"
+
+
+def warn_if_exposed(path: str | os.PathLike[str], name: str) -> None:
+    """A line in the log where others may read or write a file that is a secret."""
+    exposed = exposure(path)
+    if exposed is not None:
+        log.warning("%s %s %s: `chmod 600` it", name, path, exposed)

@@ -209,3 +209,21 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     assert "/no/such/model.gguf" in err
     assert "Traceback" not in err
+
+
+def test_what_others_may_read_of_secrets_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the model is looked for: here there is none."""
+    for name in list(os.environ):
+        if name.startswith("KSANA_"):
+            monkeypatch.delenv(name)
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    for mode, said in ((0o644, True), (0o600, False)):
+        keys.chmod(mode)
+        assert main(["serve", "/nowhere/model", "--port", "0", "--api-key-file", str(keys)]) == 3
+        text = capsys.readouterr().err
+        line = f"the API key file {keys} can be read by others on this machine (mode 0644): `chmod 600` it"
+        assert (line in text) == said
+        assert "secret" not in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,3 +198,31 @@ def test_which_actors_are_recorded() -> None:
     assert recorded_actors(redacted, has_swa=True, has_loader=True) == ACTORS
     two = Settings(model="m", journal="d", journal_actors=("swa_cache_manager", "scheduler"))
     assert recorded_actors(two, has_swa=True, has_loader=True) == ("scheduler", "swa_cache_manager")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
+def test_all_of_it_is_for_the_owner_alone_under_any_umask(tmp_path: Path, umask: int) -> None:
+    directory = tmp_path / "above" / "journal"
+    before = os.umask(umask)
+    try:
+        files = SegmentFiles(directory, 1 << 20)
+        files.write([Piece(1, b"x"), Piece(2, b"y")])
+        files.close()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (directory.parent, directory)}
+    assert modes == {"above": 0o700, "journal": 0o700}
+    assert [path.stat().st_mode & 0o7777 for path in directory.iterdir()] == [0o600] * 3
+
+
+def test_a_directory_that_others_may_read_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o755)
+    SegmentFiles(tmp_path, 1 << 20).close()
+    (line,) = caplog.messages
+    assert "prompts are in it" in line
+    assert "can be read by others on this machine (mode 0755)" in line
+    tmp_path.chmod(0o700)
+    SegmentFiles(tmp_path, 1 << 20).close()
+    assert len(caplog.messages) == 1
