@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 MAX_CHARS = 4096
 """Of any setting: as long as a path may be."""
+MAX_FILE_NAME_BYTES = 255
 MAX_NAME_CHARS = 256
 MAX_KEY_CHARS = 1024
 
@@ -42,8 +43,17 @@ def _is_host(text: str) -> bool:
     return True
 
 
-MODEL = TextRule("a directory, a .gguf file or a name, in printable characters", is_path=True)
-PATH = TextRule("a path in printable characters", is_path=True)
+def _is_path(text: str) -> bool:
+    """Names of more bytes are errors of the system wherever they are looked at."""
+    return all(len(part.encode()) <= MAX_FILE_NAME_BYTES for part in text.split("/"))
+
+
+MODEL = TextRule(
+    "a directory, a .gguf file or a name, in printable characters, none longer than 255 bytes",
+    _is_path,
+    is_path=True,
+)
+PATH = TextRule("a path of printable names of at most 255 bytes", _is_path, is_path=True)
 NAME = TextRule(
     f"a name of 1 to {MAX_NAME_CHARS} printable characters",
     lambda text: len(text) <= MAX_NAME_CHARS and text == text.strip(),

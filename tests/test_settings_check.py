@@ -212,6 +212,8 @@ def test_what_a_script_may_write_otherwise() -> None:
             ["/dir", "x", "file:", "://b"],
         ),
         ("allowed_origins", [["*"], ["null"], ["http://a:8/"]], [["a"], ["http://a/b"], ["http:// a"]]),
+        ("model", ["a" * 255, "a/b@r:Q4_0", "./dir", "模型"], ["a" * 256, "a/" + "ü" * 128, "a\n", ""]),
+        ("chat_template", ["/a/" + "b" * 255], ["/a/" + "b" * 256 + "/c"]),
         ("port", [0, 65535], [70000]),
         ("block_size", [8, 128], [7, 0, 256]),
     ],

@@ -133,7 +133,7 @@ def _refuse_too_small(
     )
     num_swa = demand.swa_blocks(max_model_len, 1)
     swa_bytes = num_swa * demand.swa_block_bytes
-    if swa_bytes + demand.fa_block_bytes > kv_bytes:
+    if num_swa and swa_bytes + demand.fa_block_bytes > kv_bytes:
         raise ConfigError(
             f"the KV pool of {_mib(kv_bytes)} cannot run one prefill chunk: the sliding-window layers need "
             f"{num_swa} blocks of {demand.block_size} tokens ({_mib(swa_bytes)}) for one "

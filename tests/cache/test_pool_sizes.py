@@ -104,6 +104,12 @@ def test_a_length_that_fills_the_pool_to_the_token_fits_and_one_more_does_not(
             plan(num_blocks * block_bytes - 1, max_model_len=longest, **changes)
 
 
+def test_a_pool_below_one_block_is_refused_and_nothing_is_said_of_windows_that_there_are_not() -> None:
+    with pytest.raises(ConfigError, match="no --max-model-len fits: one block is too large") as error:
+        plan(1, sliding_bytes_per_token=0, sliding_window=None)
+    assert "window" not in str(error.value)
+
+
 def test_a_model_without_kv_is_refused() -> None:
     with pytest.raises(ConfigError, match="no layers"):
         plan(1_000_000, full_bytes_per_token=0, sliding_window=None)
