@@ -137,22 +137,23 @@ def _too_large(state: SchedulerState, settings: SchedulerSettings, request: Requ
     prompt_len, limit = len(request.prompt_token_ids), request.stop_rules.max_tokens
     num_blocks = state.fa_use.num_blocks if state.fa_use is not None else 0
     pool_tokens = num_blocks * settings.block_size
-    size = (
+    text = (
         f"A prompt of {prompt_len} tokens and up to {limit} of output need KV for {request.num_kv_tokens} "
         f"tokens, as the last one needs none, and the KV pool holds {num_blocks} blocks of "
         f"{settings.block_size} tokens"
     )
-    if request.output_token_ids:
-        return Failed(status=500, message=f"{size}; start the server with a larger --kv-cache-memory")
-    if request.num_kv_tokens <= pool_tokens:  # it is the sliding layers' pool
-        largest = "its sliding-window layers have too few"
+    if request.num_kv_tokens <= pool_tokens:
+        text += ", but that of the sliding-window layers is too small"
     elif prompt_len <= pool_tokens:
-        largest = f"the largest max_tokens for this prompt is {pool_tokens + 1 - prompt_len}"
+        text += f"; the largest max_tokens for this prompt is {pool_tokens + 1 - prompt_len}"
     else:
-        largest = f"the longest prompt that fits has {pool_tokens} tokens, with max_tokens 1"
+        text += f"; the longest prompt that fits has {pool_tokens} tokens, with max_tokens 1"
+    text += ". A server with a larger --kv-cache-memory can serve it"
+    if request.output_token_ids:
+        return Failed(status=500, message=text)
     return Failed(
         status=400,
-        message=f"{size}; {largest}, or start the server with a larger --kv-cache-memory",
+        message=text,
         error_type="invalid_request_error",
         param="max_tokens" if prompt_len <= pool_tokens < request.num_kv_tokens else "prompt",
         code="context_length_exceeded",

@@ -88,7 +88,7 @@ def test_one_token_more_is_refused_at_once_and_told_what_fits(window: int | None
         assert (outcome.status, outcome.param, outcome.code) == (400, "max_tokens", "context_length_exceeded")
         assert f"need KV for {num_blocks * BLOCK_SIZE + 1} tokens" in outcome.message
         assert f"{num_blocks} blocks of {BLOCK_SIZE} tokens" in outcome.message
-        assert f"the largest max_tokens for this prompt is {most}," in outcome.message
+        assert f"the largest max_tokens for this prompt is {most}." in outcome.message
         assert made.ended[1].usage.num_output_tokens == 0
         assert 1 not in {row.request_id for step in made.steps for row in step.rows}
         made.check_finished(2)
