@@ -5,7 +5,7 @@ a shutdown for ever; it does not notice a client leaving while further bytes of 
 in the middle of a body so that the client may miss the answer. This shell does none of that.
 
 A client that says it sends nothing more (a half-close) looks just like one that has left, until something is
-written to it: the second one's machine answers that with a reset. So it is written to (see `http1.Begun`).
+written to it: the second one's machine answers that with a reset. So it is written to (see `begun.Begun`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,12 +14,13 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import H11SendableEvent
 
 from ksana.errors import RequestError
+from ksana.gateway.begun import Begun
 from ksana.gateway.errors import error_bytes
-from ksana.gateway.host import fault_of_host
 from ksana.gateway.limits import MAX_HEADER_BYTES
 from ksana.gateway.request_id import HEADER
 from ksana.gateway.request_log import log_request
 from ksana.gateway.request_scope import request_id_of, set_fault
+from ksana.gateway.strict_connection import TOO_LARGE, StrictConnection
 
 MAX_RECEIVE = 64 << 10
 MAX_AHEAD = 64 << 10
@@ -85,125 +85,6 @@ class Pause:
             num_ahead += len(data)
 
 
-def fault_of(request: h11.Request) -> tuple[int, str] | None:
-    """The status and text with which a request is refused for its head, which h11 found well-formed."""
-    if not request.http_version.startswith(b"1."):
-        return 505, "this server speaks HTTP/1.1"
-    if len(request.target) > MAX_HEADER_BYTES:
-        return 414, _TOO_LARGE[414]
-    if (
-        len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
-        > MAX_HEADER_BYTES
-    ):
-        return 431, _TOO_LARGE[431]
-    names = {name for name, _ in request.headers}
-    for name, value in request.headers:
-        if name == b"host" and (fault := fault_of_host(value)) is not None:
-            return 400, fault
-    # h11 would go by Transfer-Encoding. Whoever stands before us may not, and see other requests than we do.
-    if b"transfer-encoding" in names and b"content-length" in names:
-        return 400, "a request has Content-Length or Transfer-Encoding, not both"
-    if b"transfer-encoding" in names and request.http_version == b"1.0":
-        return 400, "HTTP/1.0 has no Transfer-Encoding"
-    return None
-
-
-_TOO_LARGE = {
-    414: f"the URI is longer than {MAX_HEADER_BYTES} bytes",
-    431: f"the headers are larger than {MAX_HEADER_BYTES} bytes",
-}
-
-
-_REQUEST_LINE = re.compile(rb"\s*([A-Za-z]{1,20}) ([!-~]+)")
-_MAX_TOLD = 300
-_CUT_OFF = "the client stopped sending before its request was whole"
-
-
-class StrictConnection(h11.Connection):
-    """h11 that also refuses what `fault_of` finds, and what ends before it is whole.
-
-    `refused` is the request whose head is at fault, `fault` the text, `request_line` where a head that is
-    none begins: its method and path, as far as they can be told.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
-        self.refused: h11.Request | None = None
-        self.fault = ""
-        self._head = b""
-        self._has_ended = False
-
-    def receive_data(self, data: bytes) -> None:
-        self._has_ended = self._has_ended or not data
-        super().receive_data(data)
-
-    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        if self.their_state is h11.IDLE:
-            self._head = self.trailing_data[0][:_MAX_TOLD]
-        try:
-            event = super().next_event()
-        except h11.RemoteProtocolError:
-            if self._has_ended and self.their_state is h11.ERROR and not self.trailing_data[0]:
-                self.fault = _CUT_OFF
-            raise
-        if event is h11.NEED_DATA and self._has_ended and self._is_in_the_middle():
-            self.fault = _CUT_OFF
-            raise h11.RemoteProtocolError(self.fault, error_status_hint=400)
-        if isinstance(event, h11.Request) and (fault := fault_of(event)) is not None:
-            self.refused = event
-            status, self.fault = fault
-            raise h11.RemoteProtocolError(self.fault, error_status_hint=status)
-        return event
-
-    @property
-    def request_line(self) -> tuple[str, str]:
-        """Method and path of what was to be a head."""
-        if self.refused is not None:
-            method, target = self.refused.method, self.refused.target
-        else:
-            found = _REQUEST_LINE.match(self._head)
-            method, target = found.groups() if found else (b"?", b"?")
-        return method.decode("latin1"), target.partition(b"?")[0].decode("latin1") or "?"
-
-    def _is_in_the_middle(self) -> bool:
-        """Of a head or a body."""
-        return self.their_state is h11.SEND_BODY or (
-            self.their_state is h11.IDLE and bool(self.trailing_data[0])
-        )
-
-
-class Begun:
-    """Bytes that every answer begins with, sent one by one before there is an answer.
-
-    Whether a client that sends nothing more has left or still reads, only writing tells. What is written has
-    to be harmless, so it is the beginning of what comes anyway: of the status line, or of the next chunk,
-    whose length may have zeros before it. `rest_of` what then comes is sent.
-    """
-
-    LINE = b"HTTP/1.1 "
-    MAX_ZEROS = 8
-
-    def __init__(self) -> None:
-        self.in_chunks = False
-        """Of an answer whose head has been sent."""
-        self._num_sent = 0
-
-    def next(self, our_state: object) -> bytes:
-        """One more byte, or nothing where none may be sent. The caller sends it."""
-        byte = b""
-        if our_state is h11.SEND_RESPONSE:
-            byte = self.LINE[self._num_sent : self._num_sent + 1]
-        elif our_state is h11.SEND_BODY and self.in_chunks and self._num_sent < self.MAX_ZEROS:
-            byte = b"0"
-        self._num_sent += len(byte)
-        return byte
-
-    def rest_of(self, data: bytes) -> bytes:
-        """What is still to be sent of the next piece."""
-        num_sent, self._num_sent = self._num_sent, 0
-        return data[num_sent:] if num_sent and data.startswith(self.LINE) else data
-
-
 class Http1(H11Protocol):
     """hypercorn's HTTP/1 without upgrades (HTTP/2, web sockets), and with error bodies of our form."""
 
@@ -255,7 +136,7 @@ class Http1(H11Protocol):
     async def _send_error_response(self, status_code: int) -> None:
         if status_code == 431 and not self.connection.refused and self._is_request_line_too_long():
             status_code = 414
-        text = self.connection.fault or _TOO_LARGE.get(status_code, "this is not a valid HTTP request")
+        text = self.connection.fault or TOO_LARGE.get(status_code, "this is not a valid HTTP request")
         error = RequestError(text, status=status_code, code="invalid_http")
         request_id = self._tell(error)
         body = error_bytes(error)
