@@ -40,7 +40,9 @@ TOO_LARGE = {
 
 
 _REQUEST_LINE = re.compile(rb"\s*([A-Za-z]{1,20}) ([!-~]+)")
+_QUOTATION = re.compile(r":? *(?:b?['\"]|bytearray|b\()")
 _MAX_TOLD = 300
+_MAX_REASON = 80
 _CUT_OFF = "the client stopped sending before its request was whole"
 
 
@@ -65,6 +67,8 @@ class StrictConnection(h11.Connection):
         except h11.RemoteProtocolError as error:
             if str(error).startswith("peer "):  # "... unexpectedly closed connection" and the like
                 self.fault = _CUT_OFF
+            elif error.error_status_hint not in TOO_LARGE:
+                self.fault = f"this is not a valid HTTP request ({_unquoted(str(error))})"
             raise
         if isinstance(event, h11.Request) and (fault := fault_of(event)) is not None:
             self.refused = event
@@ -81,3 +85,8 @@ class StrictConnection(h11.Connection):
             found = _REQUEST_LINE.match(self._head)
             method, target = found.groups() if found else (b"?", b"?")
         return method.decode("latin1"), target.partition(b"?")[0].decode("latin1") or "?"
+
+
+def _unquoted(text: str) -> str:
+    """h11's text without what it quotes: that is the client's, and may be a secret."""
+    return _QUOTATION.split(text, maxsplit=1)[0][:_MAX_REASON]
