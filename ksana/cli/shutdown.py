@@ -1,12 +1,12 @@
 """What SIGTERM, SIGHUP (the terminal is gone) and Ctrl-C do to `ksana serve`.
 
 While the model loads, a signal stops the loading. Later the first one drains: new requests are refused,
-running ones end or time out. The second one, of whatever kind, ends all streams with an error, and the process
-with them. A SIGHUP that is ignored when the server starts, as under nohup, stays ignored.
+running ones end or time out. The second one, of whatever kind, ends all streams with an error, and the
+process with them. A SIGHUP that is ignored when the server starts, as under nohup, stays ignored.
 
-A SIGTERM or SIGHUP often comes twice at once: to the whole process group, as from systemd (which may send one
-after the other), timeout or a terminal that closes, and from a parent such as make or a shell that sends on what
-it got itself. That is one wish, so the echo is dropped.
+A SIGTERM or SIGHUP often comes twice at once: to the whole process group, as from timeout, systemd (which may
+send one after the other) or a terminal that closes, and from a parent such as make or a shell that sends on
+what it got itself. That is one wish, so the echo is dropped.
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ MAX_REQUEST_ID = 128
 EXTRA_CONNECTIONS = 512
 """Connections beyond one for each request that may run or wait: idle ones, health checks, refusals."""
 
+REFUSAL_LOG_EVERY_S = 1.0
+"""Connections beyond that are told of in one line for all."""
+
 ENGINE_GRACE_S = 30.0
 """The engine ends every request by its deadline; this much later the gateway stops waiting for it."""
 
