@@ -64,6 +64,8 @@ class Connection:
         self._watching: trio.CancelScope | None = None
         """Of the task that finds out whether a client that sends nothing more is still there."""
         self._closing = False
+        self._is_over = False
+        """Nothing is read any more."""
         self._aborted = False
 
     async def run(self) -> None:
@@ -92,6 +94,7 @@ class Connection:
                 )
                 await self._become_idle()
                 await self._read()
+                self._is_over = True
                 if self._watching is not None:
                     self._watching.cancel()
                 await self._idle.stop()
@@ -222,6 +225,8 @@ class Connection:
         await self._idle.restart(self._tasks, self._close_when_idle)
 
     async def _close_when_idle(self) -> None:
+        if self._is_over:  # an answer that was being finished when its client left
+            return
         with self._idle_limit:
             await self._context.terminated.wait()
         self._reading.cancel()
