@@ -77,6 +77,10 @@ class Tokenizer:
         detokenizer = self.stream(skip_special_tokens)
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
+    def spelling(self, token_id: int) -> str:
+        """A special token as it is written out."""
+        return self._pieces[token_id].decode(errors="replace")
+
     def stream(self, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for the ids that follow `prompt_ids`."""
         hidden_ids = self.special_ids if skip_special_tokens else frozenset()
