@@ -90,9 +90,12 @@ def _read_pipe(descriptor: int, num_bytes: int) -> bytes:
     deadline = time.monotonic() + PIPE_TIMEOUT_S
     pieces, left = [], num_bytes
     while left:
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise TimeoutError(None, f"nothing came for {PIPE_TIMEOUT_S:.0f} s")
-        piece = os.read(descriptor, min(left, 1 << 16))
+        try:
+            piece = os.read(descriptor, min(left, 1 << 16))
+        except BlockingIOError:  # somebody is there who has not written yet
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(None, f"nothing came for {PIPE_TIMEOUT_S:.0f} s") from None
+            continue
         if not piece:
             break
         pieces.append(piece)

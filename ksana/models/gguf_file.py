@@ -31,7 +31,7 @@ MAX_NAME_BYTES = 1024
 """Of a key or a tensor. ggml allows keys of 65,535 and tensor names of 63; real ones have some 50."""
 MAX_ENTRIES = 4096
 """Of the metadata. Real files have some 50."""
-MAX_TENSORS = 1 << 17
+MAX_TENSORS = 1 << 16
 MAX_STRING_BYTES = 16 << 20
 """A chat template, a licence."""
 MAX_STRINGS = 1 << 21

@@ -26,8 +26,10 @@ from ksana.shown import shown, shown_path
 
 MAX_HEADER_BYTES = 32 << 20
 MAX_INDEX_BYTES = 64 << 20
-MAX_TENSORS = 1 << 17
-"""Of a file and of an index. DeepSeek-V3 has 91,991 in all, a file of it some 600."""
+MAX_TENSORS = 1 << 16
+"""Of one file. DeepSeek-V3 has some 600 in each of its files."""
+MAX_INDEX_TENSORS = 1 << 17
+"""Of all files together. DeepSeek-V3 has 91,991."""
 _ITEMS_PER_TENSOR = 16
 """Punctuation of one header entry: 12, and some for more dimensions."""
 MAX_DIMS = 8
@@ -188,8 +190,8 @@ def _open_index(directory: Path, index_path: Path) -> dict[str, SafetensorsFile]
     weight_map = read_json_object(index_path, MAX_INDEX_BYTES, unique=True).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelLoadError(f"{index_path}: weight_map must map tensor names to file names")
-    if len(weight_map) > MAX_TENSORS:
-        raise ModelLoadError(f"{index_path}: {len(weight_map)} tensors; {MAX_TENSORS} are allowed")
+    if len(weight_map) > MAX_INDEX_TENSORS:
+        raise ModelLoadError(f"{index_path}: {len(weight_map)} tensors; {MAX_INDEX_TENSORS} are allowed")
     files: dict[str, SafetensorsFile] = {}
     for file_name in dict.fromkeys(weight_map.values()):
         if not _is_plain_name(file_name):
