@@ -17,7 +17,7 @@ import msgspec
 
 from ksana.errors import RequestError
 from ksana.messages.requests import ChatPrompt, Prompt, SamplingParams, TextPrompt, TokensPrompt
-from ksana.setting_fields import show
+from ksana.shown import shown
 
 AnyPrompt = str | Sequence[int] | Prompt
 """Text, token ids, or one of the prompt structs (a conversation is a `ChatPrompt`)."""
@@ -46,7 +46,7 @@ def as_sampling(
     params = _as_list(sampling, "sampling", "sampling", "SamplingParams, or a list of them")
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
-            raise RequestError(f"sampling {index} is {show(item)}, no SamplingParams", param="sampling")
+            raise RequestError(f"sampling {index} is {shown(item)}, no SamplingParams", param="sampling")
     if len(params) != num_prompts:
         raise ValueError(f"{num_prompts} prompts, but {len(params)} sampling parameters")
     return params  # type: ignore[return-value]
@@ -71,7 +71,7 @@ def _as_ids(value: object, name: str) -> tuple[int, ...]:
     for index, item in enumerate(ids):
         if not _is_id(item):
             raise RequestError(
-                f"{name} holds {show(item)} at place {index}, no token id (a whole number)", param="prompt"
+                f"{name} holds {shown(item)} at place {index}, no token id (a whole number)", param="prompt"
             )
     return tuple(map(operator.index, ids))  # type: ignore[arg-type]
 
@@ -96,4 +96,4 @@ def _as_list(value: object, name: str, param: str = "prompt", expected: str = _P
             return list(value)  # type: ignore[call-overload, no-any-return]
         except TypeError:  # nothing that can be gone through
             pass
-    raise RequestError(f"{name}: {show(value)} will not do; it must be {expected}", param=param)
+    raise RequestError(f"{name}: {shown(value)} will not do; it must be {expected}", param=param)

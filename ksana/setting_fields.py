@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ from msgspec import Meta
 from ksana.byte_sizes import MAX_BYTES, format_bytes, parse_bytes
 from ksana.errors import ConfigError
 from ksana.setting_texts import TextRule
+from ksana.shown import shown
 
 VARIABLE_PREFIX = "KSANA_"
 
@@ -29,9 +29,6 @@ Kind = typing.Literal["bool", "bytes", "choice", "int", "list", "text"]
 
 _SIZE = "a size in bytes, such as 4096, 512MiB or 1.5GiB"
 _WHOLE_NUMBER = re.compile("-?[0-9]{1,30}", re.ASCII)
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
-_SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +82,8 @@ class Field:
             checked = msgspec.convert(self._as_annotated(value), self.annotation, strict=not is_text)
             self._check_texts(checked)
         except (msgspec.ValidationError, ValueError, TypeError):
-            shown = "the value" if self.secret else show(value)
-            raise ConfigError(f"{source}: {shown} will not do; it must be {self.expected}") from None
+            given = "the value" if self.secret else shown(value)
+            raise ConfigError(f"{source}: {given} will not do; it must be {self.expected}") from None
         return checked
 
     def _as_annotated(self, value: object) -> object:
@@ -150,13 +147,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """` (did you mean X?)` with the most similar of `names`, or nothing when none is similar."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
-
-
-def show(value: object) -> str:
-    """The value, cut short: what somebody gives may be large, and even larger written out."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return "a number of more than 256 bits"
-    return _SHORT.repr(value)
 
 
 def base_type(annotation: object) -> object:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ksana.errors import ConfigError, KsanaError
 from ksana.setting_fields import nearest
+from ksana.shown import one_line
 
 
 class Command(NamedTuple):
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         if cause is None:
             raise
-        print(f"ksana: {' '.join(str(cause).split())}", file=sys.stderr)
+        print(f"ksana: {one_line(str(cause))}", file=sys.stderr)
         return cause.exit_code
     return code
 

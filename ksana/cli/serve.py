@@ -22,10 +22,9 @@ from ksana.client import Client
 from ksana.config import Settings
 from ksana.devices.backend import WorkerLostError
 from ksana.engine import Engine
-from ksana.errors import ConfigError, ServiceError
+from ksana.errors import ServiceError
 from ksana.gateway.app import create_app, create_gateway
 from ksana.gateway.server import Server
-from ksana.model_setup import model_name
 from ksana.private_files import warn_if_exposed
 
 log = logging.getLogger("ksana.serve")
@@ -40,21 +39,8 @@ def run(argv: Sequence[str]) -> int:
         log.warning("a key on the command line can be seen by others on this machine; prefer KSANA_API_KEY")
     if settings.api_key_file is not None:
         warn_if_exposed(settings.api_key_file, "the API key file")
-    check_name(settings)
     check_can_listen(settings.host, settings.port)
     return trio.run(serve, settings)
-
-
-def check_name(settings: Settings) -> None:
-    """Raises ConfigError for a model whose name no answer could hold, as from bytes that are no UTF-8."""
-    name = settings.served_model_name or model_name(settings.model)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"the model would be called {ascii(name)[:200]}, which is not valid Unicode; "
-            "name it with --served-model-name"
-        ) from None
 
 
 async def serve(settings: Settings) -> int:

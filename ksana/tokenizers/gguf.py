@@ -16,12 +16,14 @@ from tokenizers import Tokenizer as Backend
 
 from ksana.errors import ModelLoadError
 from ksana.models.gguf_file import GgufFile
+from ksana.shown import shown
 from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.pieces import pieces_of
 from ksana.tokenizers.post_processing import set_bos_eos
 from ksana.tokenizers.sentencepiece_merges import derive_merges
 from ksana.tokenizers.split_patterns import byte_level_style
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
+from ksana.tokenizers.vocabulary_limits import check_added_tokens, check_tokens
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """`tokenizer.ggml.token_type`."""
@@ -36,6 +38,7 @@ _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|e
 """Control tokens that end an answer where the chat template uses them: files often name only the end of the
 document as their eos."""
 _SPACE = "\u2581"
+_ITEM_TYPES = {"tokens": str, "merges": str, "token_type": int, "scores": int | float}
 
 
 class _Metadata:
@@ -45,7 +48,9 @@ class _Metadata:
         self.file = file
         self.source = str(file.path)
         self.tokens: list[str] = self._list("tokens")
+        check_tokens(self.tokens, self.source)
         self.types: list[int] = self._list("token_type", self.tokens, default=1)
+        check_added_tokens(self.ids_of_type(_CONTROL, _USER_DEFINED), self.source)
 
     def _list(self, name: str, alongside: list[Any] | None = None, default: Any = None) -> list[Any]:
         values = self.value(name)
@@ -53,6 +58,9 @@ class _Metadata:
             return [default] * len(alongside)
         if not isinstance(values, list) or not values:
             raise ModelLoadError(f"{self.source}: there is no list tokenizer.ggml.{name}")
+        kind = _ITEM_TYPES[name]
+        if not isinstance(values[0], kind):  # the items of an array have one type
+            raise ModelLoadError(f"{self.source}: tokenizer.ggml.{name} holds {shown(values[0])}")
         if alongside is not None and len(values) != len(alongside):
             raise ModelLoadError(
                 f"{self.source}: tokenizer.ggml.{name} has {len(values)} items for {len(alongside)} tokens"
@@ -75,9 +83,10 @@ class _Metadata:
         token_id = self.value(name)
         if token_id is None:
             return None
-        if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
+        if type(token_id) is not int or not 0 <= token_id < len(self.tokens):
             raise ModelLoadError(
-                f"{self.source}: tokenizer.ggml.{name} is {token_id!r}, not one of {len(self.tokens)} tokens"
+                f"{self.source}: tokenizer.ggml.{name} is {shown(token_id)}, not one of "
+                f"{len(self.tokens)} tokens"
             )
         return token_id
 

@@ -125,7 +125,7 @@ class TestChatTemplate:
     [
         ({"tokenizer__json": "{"}, r"tokenizer\.json: the tokenizer cannot be read"),
         ({"tokenizer_config__json": "[1]"}, r"tokenizer_config\.json: not a JSON object"),
-        ({"generation_config__json": "{]"}, r"generation_config\.json: cannot be read as JSON"),
+        ({"generation_config__json": "{]"}, r"generation_config\.json: not a JSON object"),
         ({"tokenizer_config__json": {"chat_template": 5}}, "chat_template is neither"),
         (
             {"tokenizer_config__json": {"added_tokens_decoder": {"x": {"content": "a"}}}},
