@@ -128,9 +128,7 @@ def _wrong_finish(asked: Asked, outcome: Finished, count: int, limit: int) -> st
     return None if count == limit and last not in ends else f"{count} tokens of {limit}, the last is {last}"
 
 
-def _wrong_failure(
-    asked: Asked, outcome: Failed, count: int, now_s: float, facts: EngineFacts
-) -> str | None:
+def _wrong_failure(asked: Asked, outcome: Failed, count: int, now_s: float, facts: EngineFacts) -> str | None:
     spec, num_prompt = facts.spec, asked.request.prompt.num_tokens
     if outcome.status == 504:
         if asked.request.timeout_s >= PATIENT_S:
@@ -154,7 +152,8 @@ def _wrong_failure(
     num_tokens = min(num_prompt + asked.request.max_tokens, spec.max_model_len)
     if num_tokens - 1 <= spec.num_fa_blocks * spec.block_size:
         return "it fits the pool"
-    return None if outcome.status == 400 and not count else f"the status should be 400, at once: {count} tokens"
+    is_right = outcome.status == 400 and not count
+    return None if is_right else f"the status should be 400, at once: {count} tokens came"
 
 
 def _check_timing(asked: Asked, ended: RequestEnded, now_s: float) -> None:
