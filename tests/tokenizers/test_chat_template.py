@@ -4,7 +4,8 @@ import pytest
 
 from ksana.errors import ModelLoadError, RequestError
 from ksana.messages.requests import ChatMessage
-from ksana.tokenizers.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+from ksana.tokenizers.chat_template import ChatTemplate
+from ksana.tokenizers.template_limits import MAX_TEMPLATE_CHARS
 from tests.tokenizers.tiny_tokenizers import byte_level_tokenizer
 
 USER = ChatMessage(role="user", content="Hi")
