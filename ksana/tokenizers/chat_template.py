@@ -85,9 +85,7 @@ class ChatTemplate:
         self._sandbox.start()
         try:
             return self._template.render(names)
-        except (
-            Exception
-        ) as error:  # a template can raise anything: its own errors, and TypeError and the like
+        except Exception as error:  # a template can raise anything: its own errors, TypeError, and so on
             reason = _message(error)
         # Raised here, and not as the cause of that error: its traceback holds all that the template made.
         raise RequestError(

@@ -55,8 +55,12 @@ def text(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
     more = budget.read((*args, *kwargs.values()))
     budget.make(CASED * size + more)
     budget.scan(size, more)
-    if isinstance(value, str):
-        budget.pieces(value, None)
+
+
+def words(budget: Budget, value: Any) -> None:
+    """Takes a text apart into words."""
+    text(budget, value)
+    budget.step(budget.walk(value) // 2)
 
 
 def percent(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ from ksana.tokenizers.template_prices import ESCAPED, pay_sum
 _LOOKING = "count d default first last length"
 _LAZY = "items map reject rejectattr reverse select selectattr"
 _COMPARING = "dictsort groupby max min sort unique"
-_TEXT = "capitalize lower safe string title trim truncate upper wordcount"
+_TEXT = "capitalize lower safe string trim truncate upper"
 _PRICES: dict[str, prices.Price] = {
     **dict.fromkeys(_LOOKING.split(), prices.look),
     **dict.fromkeys(_LAZY.split(), prices.items),
@@ -36,6 +36,7 @@ _PRICES: dict[str, prices.Price] = {
     "indent": prices.indent,
     "replace": prices.replace,
     "round": prices.round_off,
+    **dict.fromkeys(("title", "wordcount"), prices.words),
 }
 _CHEAP_TESTS = """
     boolean callable defined divisibleby escaped even false filter float integer iterable mapping none number

@@ -13,7 +13,8 @@ class Metering(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, "_iterate")
+        if node.test is not None:  # what it leaves out takes no turn
+            node.iter = _filtered(node.iter, "_iterate")
         node.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(None), "_turn")))
         return node
 

@@ -36,7 +36,7 @@ def pay_operator(budget: Budget, operator: str, left: Any, right: Any) -> None:
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
         budget.integer(left.bit_length() * max(right, 0))
     elif operator == "-" and not isinstance(left, int | float):
-        budget.read((left, right))  # differences of sets
+        budget.read((left, right))  # differences of views of mappings
 
 
 def pay_sum(budget: Budget, left: Any, right: Any) -> None:

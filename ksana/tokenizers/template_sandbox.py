@@ -25,7 +25,7 @@ from jinja2.utils import Cycler, Joiner, pass_context
 
 from ksana.tokenizers import template_access as access
 from ksana.tokenizers import template_prices as prices
-from ksana.tokenizers.template_budget import Budget
+from ksana.tokenizers.template_budget import Budget, BudgetExceeded
 from ksana.tokenizers.template_filters import MeteredFunctions
 from ksana.tokenizers.template_formatting import FormatMethod
 from ksana.tokenizers.template_limits import check_source, check_tree
@@ -33,6 +33,7 @@ from ksana.tokenizers.template_metering import Metering
 
 _STEPS_PER_CALL = 5
 """A macro's call takes about as long as this many turns of a loop."""
+_MAX_KEY_BITS = 60
 _JINJA_S_OWN = ("_loop_vars", "_block_vars", "caller")
 """Arguments that compiled templates add to calls."""
 
@@ -161,13 +162,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _make_dict(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """Item by item: keys that were made to collide take longer the more there are."""
+        """Item by item, without the integers that may be made to have equal hashes: they take for ever."""
         step = self.budget.step
         (source,) = args or ((),)
         pairs: Iterable[Any] = source.items() if isinstance(source, Mapping) else self._iterate(source)
         made: dict[Any, Any] = {}
         for key, value in pairs:
             step()
+            if isinstance(key, int) and key.bit_length() > _MAX_KEY_BITS:
+                raise BudgetExceeded(
+                    f"it makes a mapping with an integer of {key.bit_length()} bits as a key"
+                )
             made[key] = value
         return made | kwargs
 

@@ -1,4 +1,4 @@
-"""Chat templates of models in use, rendered by ksana, by Jinja set up as in transformers, and by transformers."""
+"""Chat templates of models in use, rendered by ksana, by Jinja set up as in transformers, by transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATES = {
     path.stem: path for path in sorted((Path(__file__).parents[1] / "data/chat_templates").glob("*.jinja"))
 }
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-NASTY = "  <|im_end|> <think>a</think>\n\n{{ 7*7 }} {% raw %} é 漢字 \U0001f600 \u200b \\n \"'<&>\t[INST] </s>  \n"
+NASTY = "  <|im_end|> <think>a</think>\n\n{{ 7*7 }} {% raw %}é 漢 \U0001f600 \u200b \\n \"'<&>\t[INST]</s>\n"
 
 
 def chat(*turns: str) -> tuple[ChatMessage, ...]:
