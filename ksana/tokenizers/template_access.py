@@ -71,7 +71,7 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
     list: _SEQUENCE_METHODS,
     tuple: _SEQUENCE_METHODS,
     float: frozenset({"is_integer"}),
-    range: frozenset({"start", "stop", "step"}),
+    range: frozenset({"count", "index", "start", "stop", "step"}),
     LoopContext: frozenset(_LOOP.split()),
     Macro: frozenset({"arguments", "caller", "catch_kwargs", "catch_varargs", "name"}),
     BlockReference: frozenset({"super"}),

@@ -231,9 +231,9 @@ FILTERS_AND_TESTS = {
     **{
         f"{{{{ ''|{name} }}}}": INVALID
         for name in (
-            "attr('__class__')", "pprint", "random", "xmlattr", "urlize", "_walk", "_concat", "_turn", "_iterate",
-            "_slice", "_refuse", "eval", "__class__", "urlencode", "batch(2)", "slice(2)", "center(9)",
-            "wordwrap", "filesizeformat", "striptags",
+            "attr('__class__')", "pprint", "random", "xmlattr", "urlize", "_walk", "_concat", "_turn",
+            "_iterate", "_slice", "_refuse", "eval", "__class__", "urlencode", "batch(2)", "slice(2)",
+            "center(9)", "wordwrap", "filesizeformat", "striptags",
         )
     },
     "{{ ''|attr('\\x5f\\x5fclass\\x5f\\x5f') }}": INVALID,

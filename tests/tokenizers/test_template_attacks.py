@@ -32,7 +32,7 @@ _watched: list[str] | None = None
 def _watch(event: str, args: tuple[Any, ...]) -> None:
     if _watched is None or not event.startswith(_FORBIDDEN):
         return
-    if args[:1] != ("<template>",):  # where Python looks for the line of a SyntaxError
+    if not str(args[0] if args else "").endswith((".py", ".pyc", "<template>")):  # of imports, of tracebacks
         _watched.append(event)
 
 
@@ -71,7 +71,7 @@ def test_an_attack_ends_as_it_should(kind: str, template: str, python_events: li
 
 
 def test_the_watch_sees_what_it_should(python_events: list[str]) -> None:
-    Path(__file__).read_bytes()
+    (Path(__file__).parents[1] / "data/chat_templates/README.md").read_bytes()
     assert python_events == ["open"]
 
 

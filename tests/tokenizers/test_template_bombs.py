@@ -47,6 +47,7 @@ def test_what_cannot_be_compiled_in_reasonable_time_is_refused_when_loading(kind
     assert len(str(refused.value)) < 600
 
 
+@pytest.mark.slow  # each a second or so
 @pytest.mark.parametrize("kind", LARGEST)
 def test_what_is_just_small_enough_is_compiled_in_reasonable_time(kind: str) -> None:
     start_s = time.thread_time()
