@@ -96,12 +96,12 @@ class ChatTemplate:
 
 
 def _message(error: Exception) -> str:
-    """What an error says, in one line that is not too long."""
+    """What an error says, in one line that is not too long and can be shown and sent anywhere."""
     text = (error.message if isinstance(error, TemplateSyntaxError) else str(error)) or type(error).__name__
     if len(text) > _MAX_ERROR_CHARS:
         text = text[:_MAX_ERROR_CHARS] + "..."
     line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
-    return text + line
+    return "".join(letter if letter.isprintable() else " " for letter in text) + line
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:

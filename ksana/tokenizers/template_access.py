@@ -79,7 +79,7 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
 }
 _DATA: frozenset[type] = frozenset(
     {
-        type(None), bool, int, float, str, Markup, list, tuple, dict, range, set, frozenset,
+        type(None), bool, int, float, complex, str, Markup, list, tuple, dict, range, set, frozenset,
         type({}.keys()), type({}.values()), type({}.items()),
         types.GeneratorType,  # what filters return; it has no attributes here
         TemplateNamespace, LoopContext, Macro, BlockReference, Cycler, Joiner,

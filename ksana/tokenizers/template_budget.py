@@ -24,7 +24,7 @@ MAX_CPU_S = 5.0
 
 CHARS_PER_STEP = 4096
 """Copying this many characters costs about as much as one step of the interpreter."""
-_CHARS_PER_FLOAT = 24
+_CHARS_PER_NUMBER = 48
 _CHARS_PER_ITEM = 4
 CHARS_PER_REPR = 10
 """A character in a text within a list may be written as `\\U000e0001`."""
@@ -125,12 +125,12 @@ class Budget:
             return sum(self.walk(item, to_write) + _CHARS_PER_ITEM for item in value)
         if isinstance(value, range):
             self.step(1 if to_write else len(value))
-            return 3 * _CHARS_PER_FLOAT
-        if value is None or isinstance(value, float | Undefined):
-            return _CHARS_PER_FLOAT
+            return 3 * _CHARS_PER_NUMBER
+        if value is None or isinstance(value, float | complex | Undefined):
+            return _CHARS_PER_NUMBER
         if to_write and not isinstance(value, Macro | LoopContext | Namespace):
             raise SecurityError(f"a {type(value).__name__} cannot be written out")
-        return 2 * _CHARS_PER_FLOAT + 200  # the name of a macro
+        return 2 * _CHARS_PER_NUMBER + 200  # the name of a macro
 
 
 def nesting(value: object) -> int:
