@@ -16,6 +16,9 @@ from markupsafe import Markup
 from ksana.tokenizers.template_budget import CHARS_PER_REPR, Budget, BudgetExceeded
 
 _MAX_WIDTH = 999
+_MAX_SPEC_CHARS = 100
+_CHARS_PER_STEP = 8
+"""Of a `%` template, which is read letter by letter."""
 _MAX_NUMBER_CHARS = 400
 """A float in full has about as many characters before its point, an integer of 1024 bits fewer."""
 _FLAGS = frozenset("#0- +.hlL")
@@ -41,6 +44,7 @@ class FormatMethod:
             (kwargs,), args = args, ()
         budget: Budget = self._environment.budget  # type: ignore[attr-defined]
         budget.make(len(self.text))
+        budget.step(self.text.count("{") + self.text.count("}"))
         if isinstance(self.text, Markup):
             escaping = _MeteredEscapeFormatter(self._environment, escape=self.text.escape)
             return Markup(escaping.vformat(self.text, args, kwargs))
@@ -77,6 +81,8 @@ def _pay_field(environment: Any, value: Any, format_spec: str, growth: int = 1) 
 
 
 def _checked_width(spec: str) -> int:
+    if len(spec) > _MAX_SPEC_CHARS:
+        raise BudgetExceeded(f"it formats with {len(spec)} characters of flags, widths and precisions")
     widths = [int(digits) if len(digits) < 4 else _MAX_WIDTH + 1 for digits in _DIGITS.findall(spec)]
     if max(widths, default=0) > _MAX_WIDTH:
         raise BudgetExceeded(f"it formats with a width or precision above {_MAX_WIDTH}")
@@ -85,6 +91,7 @@ def _checked_width(spec: str) -> int:
 
 def pay_percent(budget: Budget, template: str, values: object) -> None:
     """Pay for `template % values`. Raises BudgetExceeded for widths that are large or not written out."""
+    budget.step(1 + template.count("%") + len(template) // _CHARS_PER_STEP)
     num_fields, width = _percent_fields(template)
     size = budget.walk(values, to_write=True)
     parts = values if isinstance(values, tuple) else (values,)

@@ -45,6 +45,25 @@ class Metering(NodeTransformer):
             node.node = _filtered(node.node, "_slice")
         return node
 
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:
+        return self._pay_for_spread(node)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        return self._pay_for_spread(node)
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        return self._pay_for_spread(node)
+
+    def _pay_for_spread(self, node: Any) -> nodes.Node:
+        """`f(*values, **names)`: one argument for each item, made before anything is called."""
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = _filtered(node.dyn_args, "_iterate")
+        if node.dyn_kwargs is not None:
+            node.dyn_kwargs = _filtered(node.dyn_kwargs, "_iterate")
+        spread: nodes.Node = node
+        return spread
+
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
         return nodes.Const(node.data)  # so that it passes through `finalize` like any other output
 
