@@ -81,13 +81,14 @@ class MeteredFunctions:
 
     def _metered(self, function: Any, price: prices.Price) -> Callable[..., Any]:
         num_passed = int(hasattr(function, "jinja_pass_arg"))
+        lazy = price is prices.items or price is prices.comparisons
 
         @functools.wraps(function)  # keeps the mark by which Jinja passes its context
         def metered(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget()
             price(budget, *args[num_passed:], **kwargs)
             result = function(*args, **kwargs)
-            return budget.each(result) if isinstance(result, Iterator) else result
+            return budget.each(result) if lazy and isinstance(result, Iterator) else result
 
         return metered
 
