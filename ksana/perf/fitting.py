@@ -10,18 +10,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ksana.costs.attention_table import AttentionTable
 from ksana.costs.cost_file import CostModel, HeldOutError
-from ksana.costs.extrapolation import Extrapolation
 from ksana.costs.fitted_cost import QUANTITIES, FittedCost, FittedTerms, Quantity, Term
 from ksana.costs.step_cost import StepShape
 from ksana.errors import ConfigError
+from ksana.perf.devices import processors_of
+from ksana.perf.model_shape import ModelShape, read_meta, read_shape, tables_of
 from ksana.perf.nonnegative_fit import Array, fit_nonnegative
 from ksana.perf.profile_errors import held_out, profile_errors
 from ksana.perf.profile_tables import read_profile
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, read_result
 from ksana.perf.robust_fit import fit_evenly
-from ksana.perf.skew_rates import rates_of, read_skew
+from ksana.perf.skew_rates import read_skew
+from ksana.perf.unequal import Device, with_unequal
 
 MIN_SAMPLES = 8
 _NUM_FOLDS = 10
@@ -41,24 +42,36 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def fit_profile(directory: Path, *, num_layers: int, unequal_kv: bool = False) -> CostModel:
+def fit_profile(
+    directory: Path,
+    *,
+    num_layers: int | None = None,
+    unequal_kv: bool = False,
+    stated: ModelShape | None = None,
+    num_devices: int = 1,
+) -> CostModel:
     """From the tables of a directory (`ksana.perf.profile_tables`). Raises ConfigError.
 
-    `unequal_kv`: attention takes longer when decodes have KV of unequal lengths, as `skew.csv` has it; else
-    they count as decodes of the mean length. Tables that were measured kernel by kernel, for an engine that
-    runs captured graphs, are some percent too slow for small steps, and do better without (docs/fidelity.md).
+    Attention takes longer when decodes have KV of unequal lengths: what `skew.csv` says of it is used where
+    that file is. `unequal_kv`: it must be there. `stated`: sizes of the model that are known, beside
+    `num_layers`. `num_devices`: over how many a layer is spread (tensor parallelism).
 
     The held-out errors: of each inner grid point from its neighbours, and of `skew.csv` if there is one.
     """
-    tables = read_profile(directory, num_layers=num_layers)
-    skew_file = directory / "skew.csv"
+    meta = read_meta(directory)
+    shape = read_shape(directory, (stated or ModelShape(num_layers=num_layers)), meta.model)
+    assert shape.num_layers is not None
+    folder = tables_of(directory, num_devices)
+    tables = read_profile(folder, num_layers=shape.num_layers, engine=directory)
+    skew_file = folder / "skew.csv"
     skew = read_skew(skew_file) if unequal_kv or skew_file.exists() else []
     if unequal_kv and not skew:
         raise ConfigError(f"{skew_file} has no batch of decodes of unequal KV lengths")
-    if unequal_kv:
-        alone, beside_prefill = rates_of(skew, AttentionTable(tables.attention, Extrapolation(allowed=True)))
-        tables = msgspec.structs.replace(tables, skew_alone=alone, skew_beside_prefill=beside_prefill)
-    return CostModel(tables, source=f"profile tables {directory.name}", errors=profile_errors(tables, skew))
+    heads = None if shape.kv_heads is None else max(1, shape.kv_heads // num_devices)
+    device = Device(kv_heads=heads, processors=processors_of(meta.gpu))
+    tables = with_unequal(tables, skew, device)
+    errors = profile_errors(tables, skew, device)
+    return CostModel(tables, source=f"profile tables {directory.name}", errors=errors)
 
 
 def fit_result(path: Path) -> CostModel:

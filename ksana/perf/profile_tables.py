@@ -12,19 +12,22 @@ from pathlib import Path
 
 import msgspec
 
+from ksana.costs.launches import Launches
 from ksana.costs.profile_cost import LayerTable, ProfileTables
 from ksana.errors import ConfigError
 from ksana.perf.attention_file import read_attention
 from ksana.perf.csv_numbers import MAX_FILE_BYTES, read_lines, read_rows
 from ksana.perf.expert_table import read_experts
+from ksana.perf.launch_times import launch_times
 
 _ONCE_PER_STEP = frozenset({"embedding", "final_layernorm", "lm_head", "sampler"})
 _PER_LAYER = {"layernorm": 2}
 """Before attention and before the MLP. Every other kind stands once in a decoder layer."""
 
 
-def read_profile(directory: Path, *, num_layers: int) -> ProfileTables:
-    """Raises ConfigError, with file and line, for anything that is not such a directory."""
+def read_profile(directory: Path, *, num_layers: int, engine: Path | None = None) -> ProfileTables:
+    """`engine`: the directory with `meta.json`, if another one. Raises ConfigError, with file and line, for
+    anything that is not such a directory."""
     if num_layers < 1:
         raise ConfigError(f"a model has at least one layer, not {num_layers}")
     dense = _layers(directory / "dense.csv", "tokens", num_layers)
@@ -32,12 +35,18 @@ def read_profile(directory: Path, *, num_layers: int) -> ProfileTables:
         sizes = sorted({size for layer in dense for size in layer.sizes})
         dense = (*dense, read_experts(directory / "moe.csv", sizes, num_layers))
     _check_kinds(directory, {layer.name for layer in dense})
+    per_sequence = _layers(directory / "per_sequence.csv", "sequences", num_layers)
+    padded_sizes = _padded_sizes((engine or directory) / "meta.json")
+    launches = Launches()
+    if padded_sizes:
+        launches = launch_times(num_layers, (*dense, *per_sequence), directory / "step.csv")
     return ProfileTables(
         num_layers=num_layers,
         dense=dense,
-        per_sequence=_layers(directory / "per_sequence.csv", "sequences", num_layers),
+        per_sequence=per_sequence,
         attention=read_attention(directory / "attention.csv"),
-        padded_sizes=_padded_sizes(directory / "meta.json"),
+        padded_sizes=padded_sizes,
+        launches=launches,
     )
 
 
