@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ksana.costs.attention_table import AttentionGrid, AttentionTable
+from ksana.costs.communication import Communication, CommunicationCost
 from ksana.costs.decode_attention import DecodeAttention
 from ksana.costs.extrapolation import Extrapolation
 from ksana.costs.launches import Launches
@@ -44,6 +45,8 @@ class ProfileTables(msgspec.Struct, frozen=True, kw_only=True, tag="profile", fo
     """Steps of at most the last of these sizes, in tokens, are padded up to the next one: they run from
     captured CUDA graphs. Empty: no padding."""
     launches: Launches = Launches()
+    communication: Communication | None = None
+    """None: one device, or such as share nothing."""
 
 
 class ProfileCost:
@@ -54,6 +57,7 @@ class ProfileCost:
     """
 
     def __init__(self, tables: ProfileTables, allow_extrapolation: bool = False) -> None:
+        """Raises ConfigError where nothing tells what devices that share a model tell each other."""
         self.tables = tables
         self.extrapolation = Extrapolation(allow_extrapolation)
         self._attention = AttentionTable(tables.attention, self.extrapolation)
@@ -61,7 +65,10 @@ class ProfileCost:
             SkewTable(rates) if rates is not None else None
             for rates in (tables.skew_alone, tables.skew_beside_prefill)
         )
-        padded = _padding(tables.padded_sizes)
+        padded = self._padded = _padding(tables.padded_sizes)
+        self._communication = (
+            CommunicationCost(tables.communication) if tables.communication is not None else None
+        )
         self._decodes: DecodeAttention | None = None
         if tables.blocks is not None:
             self._decodes = DecodeAttention(
@@ -81,6 +88,8 @@ class ProfileCost:
         if shape.num_tokens <= self._largest_graph:
             launched_us = launches.piecewise_us if shape.prefills else launches.full_us
         seconds = max(0.0, kernels_s + launched_us * 1e-6)
+        if self._communication is not None:
+            seconds += self._communication.seconds(self._padded(shape.num_tokens), shape.num_rows)
         # A step that is outside in several ways is one step.
         self.extrapolation.num = min(self.extrapolation.num, with_this_one)
         return seconds

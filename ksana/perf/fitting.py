@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ksana.costs.communication import Link
 from ksana.costs.cost_file import CostModel, HeldOutError
 from ksana.costs.fitted_cost import QUANTITIES, FittedCost, FittedTerms, Quantity, Term
 from ksana.costs.step_cost import StepShape
@@ -17,6 +18,7 @@ from ksana.errors import ConfigError
 from ksana.perf.devices import processors_of
 from ksana.perf.model_shape import ModelShape, read_meta, read_shape, tables_of
 from ksana.perf.nonnegative_fit import Array, fit_nonnegative
+from ksana.perf.parallel import Spread, communication_of
 from ksana.perf.profile_errors import held_out, profile_errors
 from ksana.perf.profile_tables import read_profile
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, read_result
@@ -48,26 +50,33 @@ def fit_profile(
     num_layers: int | None = None,
     unequal_kv: bool = False,
     stated: ModelShape | None = None,
-    num_devices: int = 1,
+    model: str = "",
+    spread: Spread | None = None,
+    link: Link | None = None,
 ) -> CostModel:
     """From the tables of a directory (`ksana.perf.profile_tables`). Raises ConfigError.
 
     Attention takes longer when decodes have KV of unequal lengths: what `skew.csv` says of it is used where
-    that file is. `unequal_kv`: it must be there. `stated`: sizes of the model that are known, beside
-    `num_layers`. `num_devices`: over how many a layer is spread (tensor parallelism).
+    that file is. `unequal_kv`: it must be there. `stated`: sizes of the model that are known, instead of
+    `num_layers`. `model`: its name, before the one in `meta.yaml`. `spread`, `link`: devices that share the
+    model, and what connects them (`parallel`).
 
     The held-out errors: of each inner grid point from its neighbours, and of `skew.csv` if there is one.
     """
     meta = read_meta(directory)
-    shape = read_shape(directory, (stated or ModelShape(num_layers=num_layers)), meta.model)
+    shape = read_shape(directory, (stated or ModelShape(num_layers=num_layers)), model or meta.model)
     assert shape.num_layers is not None
-    folder = tables_of(directory, num_devices)
-    tables = read_profile(folder, num_layers=shape.num_layers, engine=directory)
+    spread = spread or Spread()
+    folder = tables_of(directory, spread.tensor)
+    spread = msgspec.structs.replace(spread, has_experts=(folder / "moe.csv").exists())
+    tables = read_profile(folder, num_layers=shape.num_layers, engine=directory, spread=spread)
+    communication = communication_of(directory, spread, shape, link)
+    tables = msgspec.structs.replace(tables, communication=communication)
     skew_file = folder / "skew.csv"
     skew = read_skew(skew_file) if unequal_kv or skew_file.exists() else []
     if unequal_kv and not skew:
         raise ConfigError(f"{skew_file} has no batch of decodes of unequal KV lengths")
-    heads = None if shape.kv_heads is None else max(1, shape.kv_heads // num_devices)
+    heads = None if shape.kv_heads is None else max(1, shape.kv_heads // spread.tensor)
     device = Device(kv_heads=heads, processors=processors_of(meta.gpu))
     tables = with_unequal(tables, skew, device)
     errors = profile_errors(tables, skew, device)

@@ -82,7 +82,7 @@ def test_processors_and_their_speed_are_found_in_the_tables(
     assert found is not None
     assert (found.slots, found.split_below) == (blocks.slots, blocks.split_below)
     assert found.serial_us == pytest.approx(blocks.serial_us, rel=0.05)
-    assert found.shared_us == pytest.approx(blocks.shared_us, rel=0.01)
+    assert found.shared_us == pytest.approx(blocks.shared_us, rel=0.05)
 
 
 def test_they_are_used_where_they_predict_other_sizes_better(tmp_path: Path) -> None:
