@@ -27,7 +27,9 @@ def profile_errors(tables: ProfileTables, skew: Sequence[SkewRow], device: Devic
         "attention, each KV length from its neighbours": list(_kv_errors(tables.attention)),
         "attention, each chunk from its neighbours": list(_chunk_errors(tables.attention)),
     }
-    kinds["attention, decodes of unequal KV lengths"] = list(_skew_errors(skew, tables, device))
+    unequal = list(_skew_errors(skew, tables, device))
+    kinds["attention, decodes of unequal KV lengths"] = [error for row, error in unequal if not row.tokens]
+    kinds["attention, the same beside a prefill"] = [error for row, error in unequal if row.tokens]
     return {name: held_out(errors) for name, errors in kinds.items() if errors}
 
 
@@ -98,14 +100,16 @@ def _chunk_errors(grid: AttentionGrid) -> Iterator[float]:
             yield _error_pct(table.of_prefill(grid.chunks[index], before), us)
 
 
-def _skew_errors(rows: Sequence[SkewRow], tables: ProfileTables, device: Device) -> Iterator[float]:
+def _skew_errors(
+    rows: Sequence[SkewRow], tables: ProfileTables, device: Device
+) -> Iterator[tuple[SkewRow, float]]:
     """By how much more a batch of unequal lengths takes than one of the mean length: predicted for each half
     of the rows with what the other half tells."""
     for learned, checked in halves(rows):
         cost = ProfileCost(with_unequal(tables, learned, device), allow_extrapolation=True)
         for row in checked:
             equal, unequal = (cost.attention_us(row.shape(equal=is_equal)) for is_equal in (True, False))
-            yield _error_pct(unequal / equal, row.skewed_us / row.equal_us)
+            yield row, _error_pct(unequal / equal, row.skewed_us / row.equal_us)
 
 
 def _decodes(num: int, kv: int) -> StepShape:

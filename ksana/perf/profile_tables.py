@@ -9,18 +9,16 @@ padded its steps.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from ksana.costs.launches import Launches
 from ksana.costs.profile_cost import LayerTable, ProfileTables
 from ksana.errors import ConfigError
-from ksana.input_file import read_input
 from ksana.perf.attention_file import read_attention
-from ksana.perf.csv_numbers import MAX_FILE_BYTES, read_lines, read_rows
+from ksana.perf.csv_numbers import read_lines, read_rows
 from ksana.perf.expert_table import read_experts
+from ksana.perf.graph_settings import read_graphs
 from ksana.perf.launch_times import launch_times
 from ksana.perf.parallel import Spread
 
@@ -46,16 +44,18 @@ def read_profile(
         dense = (*dense, experts)
     _check_kinds(directory, {layer.name for layer in dense})
     per_sequence = _layers(directory / "per_sequence.csv", "sequences", num_layers)
-    padded_sizes = _padded_sizes((engine or directory) / "meta.json")
+    graphs = read_graphs((engine or directory) / "meta.json")
     launches = Launches()
-    if padded_sizes:
+    if graphs.is_known:
         launches = launch_times(num_layers, (*dense, *per_sequence), directory / "step.csv")
+    if not graphs.are_whole:
+        launches = msgspec.structs.replace(launches, full_us=launches.piecewise_us)
     return ProfileTables(
         num_layers=num_layers,
         dense=dense,
         per_sequence=per_sequence,
         attention=read_attention(directory / "attention.csv"),
-        padded_sizes=padded_sizes,
+        padded_sizes=graphs.sizes,
         launches=launches,
     )
 
@@ -91,52 +91,3 @@ def _layers(path: Path, size_column: str, num_layers: int) -> tuple[LayerTable, 
         )
         for name, times in by_name.items()
     )
-
-
-class _Compilation(msgspec.Struct):
-    cudagraph_capture_sizes: list[int] | None = None
-
-
-class _Resolved(msgspec.Struct):
-    compilation_config: _Compilation | None = None
-
-
-class _Engine(msgspec.Struct):
-    max_num_seqs: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    enforce_eager: bool = False
-
-
-class _Meta(msgspec.Struct):
-    resolved_config: _Resolved | None = None
-    engine_kwargs: _Engine | None = None
-
-
-_SMALLEST_GRAPHS = (1, 2, 4)
-_LARGEST_GRAPH = 512
-
-
-def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Sizes for which vLLM captures graphs unless it is told others: by 8 up to 256, by 16 above, and no more
-    than twice the sequences it may run."""
-    most = min(2 * max_num_seqs, _LARGEST_GRAPH)
-    sizes = (*_SMALLEST_GRAPHS, *range(8, 256, 8), *range(256, _LARGEST_GRAPH + 1, 16))
-    return tuple(size for size in sizes if size <= most)
-
-
-def _padded_sizes(path: Path) -> tuple[int, ...]:
-    """Sizes of captured CUDA graphs, from the settings of the recorded run; none without that file. Where the
-    record lacks them, they are those that its engine takes by itself."""
-    if not path.exists():
-        return ()
-    try:
-        meta = msgspec.json.decode(read_input(path, MAX_FILE_BYTES), type=_Meta)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    compilation = meta.resolved_config.compilation_config if meta.resolved_config is not None else None
-    sizes = compilation.cudagraph_capture_sizes if compilation is not None else None
-    engine = meta.engine_kwargs
-    if engine is not None and engine.enforce_eager:
-        return ()
-    if sizes is None and engine is not None and engine.max_num_seqs is not None:
-        return captured_sizes(engine.max_num_seqs)
-    return tuple(sorted({size for size in sizes or () if size > 0}))

@@ -15,7 +15,6 @@ from benchmarks.recorded_world import Simulated, simulate
 from benchmarks.serving_figures import figures
 from ksana.costs.cost_file import CostModel
 from ksana.perf.fitting import fit_profile
-from ksana.perf.profile_tables import captured_sizes, read_profile
 from tests.costs.profiles import write_profile
 
 NUM_REQUESTS = 40
@@ -189,18 +188,6 @@ def test_stages_are_refused(directory: Path, capsys: pytest.CaptureFixture[str])
     change_meta(directory, "engine_kwargs", pipeline_parallel_size=2)
     assert main([str(directory), "--num-layers", "64"]) == 2
     assert "2 stages (pipeline_parallel_size), which is not simulated" in capsys.readouterr().err
-
-
-def test_graphs_that_a_record_lacks_are_those_its_engine_takes(directory: Path) -> None:
-    assert captured_sizes(128) == (1, 2, 4, *range(8, 257, 8))
-    assert captured_sizes(256)[-3:] == (480, 496, 512)
-    assert captured_sizes(1) == (1, 2)
-    meta = json.loads((directory / "meta.json").read_text())
-    del meta["resolved_config"]["compilation_config"]
-    (directory / "meta.json").write_text(json.dumps(meta))
-    assert read_profile(directory, num_layers=1).padded_sizes == (1, 2, 4, 8, 16, 24, 32)
-    change_meta(directory, "engine_kwargs", enforce_eager=True)
-    assert read_profile(directory, num_layers=1).padded_sizes == ()
 
 
 def test_a_request_that_cannot_be_served_is_one_line(
