@@ -5,10 +5,10 @@ A *captured graph* is launched once, and its kernels follow each other without w
 with and without graphs on one card (its profiler's README; 1.8 here). Their profiler writes such measurements
 into `step.csv`; where it is there, it is what counts.
 
-*Without a graph* the host launches kernel by kernel, for about 10 µs each: dispatch in PyTorch and the call
-into the driver, as both of their makers give it. A step whose rows are not those of the step before it begins
-with that, and the device waits: a step of so many kernels takes that long more. (Later launches are hidden
-behind the kernels before them.)
+*Without a graph* the host launches kernel by kernel, for about 10 µs each: dispatch in Python and PyTorch,
+and the call into the driver (published figures go from 5 to 20). The device waits for all of it when the host
+begins once the step before is done, and for none when it has finished by then. Nothing in a profile tells
+which; it is taken to wait. docs/fidelity.md has the figures of both.
 """
 
 from __future__ import annotations
