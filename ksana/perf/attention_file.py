@@ -1,14 +1,15 @@
 """Reads `attention.csv`: columns prefill_chunk, kv_prefill, n_decode, kv_decode, time_us (of one layer).
 
-Newer files have prefill_key instead of kv_prefill, all keys of the prefill instead of those before it, and
-decode_q_len, tokens per decode. The rows may be on several grids at once (`grid_union`), in any order.
+Newer files have decode_q_len, tokens per decode, of which only 1 is read; some have prefill_key instead of
+kv_prefill, all keys of the prefill instead of those before it. The rows may be on several grids at once
+(`grid_union`), in any order.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
@@ -74,25 +75,20 @@ def _attention_times(path: Path) -> _Grid:
         if len(kinds) > 1:
             named = ", ".join(sorted(kinds)[:4])[:80]
             raise ConfigError(f"{path}: more than one kind of attention ({named}); one is read")
-    if "prefill_key" not in header:
-        columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-        return _averaged(
-            path, ((int(c), int(b), int(n), int(kv), us) for c, b, n, kv, us in read_rows(path, columns))
-        )
-    newer = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode", "decode_q_len", "time_us")
-    rows = read_rows(path, newer)
-    times = _averaged(
-        path,
-        (
-            (int(chunk), int(key - chunk), int(num), int(kv), us)
-            for chunk, key, num, kv, decode_tokens, us in rows
-            if decode_tokens == 1 and key >= chunk
-        ),
-    )
-    return _on_one_axis(times)
+    has_keys = "prefill_key" in header
+    prefill = "prefill_key" if has_keys else "kv_prefill"
+    columns = ("prefill_chunk", prefill, "n_decode", "kv_decode", "time_us")
+    others = ("decode_q_len",) if "decode_q_len" in header else ()
+    points = []
+    for chunk, length, num, kv, us, *decode_tokens in read_rows(path, (*columns, *others)):
+        before = length - chunk if has_keys and chunk else length
+        if before >= 0 and decode_tokens in ([], [1.0], [] if num else [0.0]):
+            points.append((int(chunk), int(before), int(num), int(kv), us))
+    times = _averaged(path, points)
+    return _on_one_axis(times) if has_keys else times
 
 
-def _averaged(path: Path, rows: Iterator[tuple[int, int, int, int, float]]) -> _Grid:
+def _averaged(path: Path, rows: Iterable[tuple[int, int, int, int, float]]) -> _Grid:
     """By point. One that was measured several times has their mean."""
     found: dict[tuple[int, int, int, int], list[float]] = {}
     for *point, us in rows:

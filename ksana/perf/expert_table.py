@@ -13,7 +13,7 @@ from ksana.costs.profile_cost import LayerTable
 from ksana.errors import ConfigError
 from ksana.perf.csv_numbers import read_lines, read_rows
 
-_MAX_POINTS = 4096
+_MAX_POINTS = 1 << 16
 _Line = Sequence[tuple[float, float]]
 """(place, microseconds), by place."""
 

@@ -194,3 +194,17 @@ def test_grids_too_large_together_are_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(attention_file, "_MAX_TIMES", 100)
     with pytest.raises(ConfigError, match=r"its grids together have 2,016 points; 100 are read"):
         read_profile(tmp_path, num_layers=2)
+
+
+def test_decodes_of_several_tokens_are_left_out(tmp_path: Path) -> None:
+    """As for speculative decoding: they are other steps, not the same ones measured again."""
+    write_profile(tmp_path)
+    expected = read_profile(tmp_path, num_layers=2)
+    file = tmp_path / "attention.csv"
+    _, *lines = file.read_text().splitlines()
+    rows = [line.rsplit(",", 1) for line in lines]
+    header = "layer,prefill_chunk,kv_prefill,n_decode,kv_decode,decode_q_len,time_us"
+    several = [f"attention,{point},4,{3 * float(us)}" for point, us in rows if ",0,0" not in point]
+    once = [f"attention,{point},1,{us}" for point, us in rows]
+    file.write_text("\n".join([header, *several, *once]))
+    assert read_profile(tmp_path, num_layers=2) == expected
