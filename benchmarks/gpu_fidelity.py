@@ -30,7 +30,7 @@ from ksana.costs.cost_file import CostModel
 from ksana.costs.profile_cost import ProfileTables
 from ksana.errors import ConfigError, KsanaError
 from ksana.perf.fitting import fit_profile
-from ksana.perf.model_shape import ModelShape
+from ksana.perf.model_shape import ModelShape, tables_of
 from ksana.perf.parallel import Spread
 
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KsanaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    _print_set_up(run, model)
+    _print_set_up(run, model, options.directory)
     _print_simulated(simulated, cost.num_extrapolated)
     table = figures(recorded, simulated.times)
     print_figures(table)
@@ -158,7 +158,7 @@ def _link(options: argparse.Namespace) -> Link | None:
     return Link(bytes_per_s=bandwidth * 1e9, latency_s=latency * 1e-6)
 
 
-def _print_set_up(run: RecordedRun, model: CostModel) -> None:
+def _print_set_up(run: RecordedRun, model: CostModel, directory: Path) -> None:
     tables = model.data
     assert isinstance(tables, ProfileTables)
     engine = run.meta.engine_kwargs
@@ -166,6 +166,8 @@ def _print_set_up(run: RecordedRun, model: CostModel) -> None:
         f"{run.meta.model}, {len(run.asked)} requests, {tables.num_layers} decoder layers, "
         f"{engine.data_parallel_size} engine(s) of {engine.tensor_parallel_size} device(s)"
     )
+    if engine.tensor_parallel_size > 1 and tables_of(directory, engine.tensor_parallel_size) == directory:
+        print(f"NOTE: the tables are taken to be of one device's share of {engine.tensor_parallel_size}")
     if tables.communication is not None:
         for exchange in tables.communication.exchanges:
             each = "row" if exchange.of_rows else "token"

@@ -87,7 +87,7 @@ class CommunicationCost:
             raise ConfigError(
                 f"nothing tells how long {exchange.operation} over {exchange.num_devices} devices takes: put "
                 "communication.csv (op,num_devices,bytes,us) beside the tables, or state the bandwidth and "
-                "latency of what connects them"
+                "latency of what connects them (--link-gb-per-s, --link-latency-us)"
             )
         return 1e6 * link_s(self._link, exchange.operation, exchange.num_devices, size)
 

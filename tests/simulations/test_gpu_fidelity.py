@@ -161,6 +161,7 @@ def test_devices_that_share_a_model_need_what_connects_them(
     assert main([*sizes, *fast]) == 0
     printed = capsys.readouterr().out
     assert "1 engine(s) of 2 device(s)" in printed
+    assert "NOTE: the tables are taken to be of one device's share of 2" in printed
     assert "129 times a step: all_reduce over 2 devices, 128 bytes per token" in printed
     assert main([*sizes, "--link-gb-per-s", "50", "--link-latency-us", "20"]) == 1
     assert "more than 3 %" in capsys.readouterr().out
