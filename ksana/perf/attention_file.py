@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 
 from ksana.costs.attention_table import AttentionGrid
 from ksana.errors import ConfigError
 from ksana.perf.csv_numbers import read_lines, read_rows
-from ksana.perf.grid_union import GridUnion
+from ksana.perf.grid_union import GridUnion, Point
 
 _MAX_POINTS = 64
 """On one axis of the grid."""
@@ -103,36 +103,59 @@ def _averaged(path: Path, rows: Iterable[tuple[int, int, int, int, float]]) -> _
     return {point: sum(times) / len(times) for point, times in found.items()}
 
 
+_KINDS = ((2, 3), (0, 1), (0, 1, 2, 3))
+"""Places in a point that vary: of decodes alone, prefills alone, and both together."""
+
+
+def _parts(times: _Grid) -> Iterator[tuple[tuple[int, ...], dict[Point, float]]]:
+    """By kind of step: the places that vary, and times by what stands there."""
+    for places in _KINDS:
+        has_prefill, has_decodes = 0 in places, 2 in places
+        yield (
+            places,
+            {
+                tuple(point[place] for place in places): us
+                for point, us in times.items()
+                if (bool(point[0]), bool(point[2])) == (has_prefill, has_decodes)
+            },
+        )
+
+
 def _filled(path: Path, times: _Grid) -> _Grid:
-    """With what several grids lack of each other: decodes alone, prefills alone and both together, each of
-    them on one grid. What no complete cell is around stays missing."""
-    kinds = ((0, 0, 1, 1), (1, 1, 0, 0), (1, 1, 1, 1))
+    """With what several grids lack of each other, each kind of step on one grid. What no complete cell is
+    around stays missing."""
     whole = dict(times)
-    for kind in kinds:
-        places = [place for place in range(4) if kind[place]]
-        part = {
-            tuple(point[place] for place in places): us
-            for point, us in times.items()
-            if (bool(point[0]), bool(point[2])) == (bool(kind[0]), bool(kind[2]))
-        }
+    for places, part in _parts(times):
         axes = [sorted({point[index] for point in part}) for index in range(len(places))]
         size = prod(map(len, axes))
         if size == len(part):
             continue
         if size > _MAX_TIMES:
             raise ConfigError(f"{path}: its grids together have {size:,} points; {_MAX_TIMES:,} are read")
-        try:
-            union = GridUnion(part)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        union = _union(path, part)
         for values in itertools.product(*axes):
             us = union.at(values)
             if us is not None:
-                chunk, before, num, kv = (
-                    values[places.index(place)] if kind[place] else 0 for place in range(4)
-                )
-                whole[chunk, before, num, kv] = us
+                point = dict(zip(places, values, strict=True))
+                whole[point.get(0, 0), point.get(1, 0), point.get(2, 0), point.get(3, 0)] = us
     return whole
+
+
+def _union(path: Path, part: dict[Point, float]) -> GridUnion:
+    try:
+        return GridUnion(part)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def grid_errors(path: Path) -> list[float]:
+    """Of a file with several grids: by how many percent the others miss what only one of them has measured.
+    Empty for one grid. Raises ConfigError."""
+    errors = []
+    for _, part in _parts(_attention_times(path)):
+        for predicted, measured in _union(path, part).from_others():
+            errors.append(100 * abs(predicted / measured - 1))
+    return errors
 
 
 def _on_one_axis(times: _Grid) -> _Grid:

@@ -15,6 +15,7 @@ from ksana.costs.cost_file import CostModel, HeldOutError
 from ksana.costs.fitted_cost import QUANTITIES, FittedCost, FittedTerms, Quantity, Term
 from ksana.costs.step_cost import StepShape
 from ksana.errors import ConfigError
+from ksana.perf.attention_file import grid_errors
 from ksana.perf.devices import processors_of
 from ksana.perf.model_shape import ModelShape, read_meta, read_shape, tables_of
 from ksana.perf.nonnegative_fit import Array, fit_nonnegative
@@ -80,6 +81,8 @@ def fit_profile(
     device = Device(kv_heads=heads, processors=processors_of(meta.gpu))
     tables = with_unequal(tables, skew, device)
     errors = profile_errors(tables, skew, device)
+    if of_grids := grid_errors(folder / "attention.csv"):
+        errors["attention, each of its grids from the others"] = held_out(of_grids)
     return CostModel(tables, source=f"profile tables {directory.name}", errors=errors)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
 
 from ksana.errors import ConfigError
@@ -66,6 +66,20 @@ class GridUnion:
             return measured
         cells = [cell for axes in self.grids if (cell := _cell(axes, point)) is not None]
         return self._inside(min(cells, key=_width), point) if cells else None
+
+    def from_others(self) -> Iterator[tuple[float, float]]:
+        """(what the other grids say, what was measured) at points that only one grid has."""
+        inside = [frozenset(itertools.product(*axes)) for axes in self.grids]
+        for index, points in enumerate(inside):
+            others = frozenset().union(*inside[:index], *inside[index + 1 :])
+            alone = points - others
+            if not alone or not others:
+                continue
+            union = GridUnion({point: self._times[point] for point in others})
+            for point in sorted(alone):
+                predicted = union.at(point)
+                if predicted is not None and self._times[point]:
+                    yield predicted, self._times[point]
 
     def _inside(self, cell: Axes, point: Point) -> float:
         """Multilinear; a cell has one value (the point's own) or two on each axis."""

@@ -76,3 +76,16 @@ def test_points_in_no_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     points = {tuple(rng.randrange(100) for _ in range(3)): 1.0 for _ in range(200)}
     with pytest.raises(ConfigError, match="more than 10 different grids"):
         GridUnion(points)
+
+
+def test_what_only_one_grid_has_is_told_by_the_others() -> None:
+    coarse = {point: linear(point) for point in itertools.product((0, 8, 64), (1, 2, 4))}
+    fine = {point: linear(point) for point in itertools.product((0, 12, 20, 64), (1, 3, 4))}
+    assert list(GridUnion(coarse).from_others()) == []
+    pairs = list(GridUnion({**coarse, **fine}).from_others())
+    assert len(pairs) == 3 + 6  # (8, ...), and (12, ...) and (20, ...)
+    for predicted, measured in pairs:
+        assert predicted == pytest.approx(measured)
+    off = {**coarse, **fine, (12, 3): 2 * linear((12, 3))}
+    worst = max(abs(predicted / measured - 1) for predicted, measured in GridUnion(off).from_others())
+    assert worst == pytest.approx(0.5)
