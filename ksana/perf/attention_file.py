@@ -200,12 +200,25 @@ def _time(path: Path, times: _Grid, point: tuple[int, int, int, int]) -> float:
 
 
 def _continued(line: list[float | None], kv_axis: tuple[int, ...]) -> tuple[float, ...]:
-    """The line, with what is missing at its end on the straight through the two points before, which does not
-    fall: more KV takes no less time. Empty when it has a gap, or fewer than two points."""
-    known = [us for us in line if us is not None]
-    if len(known) < 2 or line[: len(known)] != known:
+    """The line, with what is missing within it on the straight between its neighbours, and what is missing at
+    its end on the one through the two points before, which does not fall: more KV takes no less time. Empty
+    when its beginning is missing, or all but one point."""
+    known = [index for index, us in enumerate(line) if us is not None]
+    if len(known) < 2 or known[0] != 0:
         return ()
-    for index in range(len(known), len(line)):
-        slope = max(0.0, known[-1] - known[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
-        known.append(known[-1] + slope * (kv_axis[index] - kv_axis[index - 1]))
-    return tuple(known)
+    whole: list[float] = []
+    for index, us in enumerate(line):
+        if us is not None:
+            whole.append(us)
+            continue
+        above = bisect_left(known, index)
+        if above < len(known):
+            left, right = known[above - 1], known[above]
+            lower, upper = whole[left], line[right]
+            assert upper is not None
+            share = (kv_axis[index] - kv_axis[left]) / (kv_axis[right] - kv_axis[left])
+            whole.append(lower + share * (upper - lower))
+        else:
+            slope = max(0.0, whole[-1] - whole[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
+            whole.append(whole[-1] + slope * (kv_axis[index] - kv_axis[index - 1]))
+    return tuple(whole)

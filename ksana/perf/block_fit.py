@@ -25,7 +25,7 @@ NUM_PROCESSORS = (
 
 _MAX_SCANNED = 48
 """Rows that all numbers of processors are tried with; the best few are tried with all."""
-_MOST_ROWS = 128
+_MOST_ROWS = 256
 _LONGEST = 8192
 _FULL = 0.8
 """FlashAttention 2 leaves rows whole when they fill so much of two blocks per processor (its

@@ -15,6 +15,9 @@ from ksana.costs.skew_table import SkewRates, SkewTable
 from ksana.perf.block_fit import block_errors, fit_blocks
 from ksana.perf.skew_rates import SkewRow, rates_of, scale_of
 
+_MOST_LEFT = 0.5
+"""Of the error that equal lengths have."""
+
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables do not tell of the device and the model. None: unknown."""
@@ -57,10 +60,18 @@ def _fitted(tables: ProfileTables, rows: Sequence[SkewRow], device: Device, scal
 def _predicts_better(
     tables: ProfileTables, rows: Sequence[SkewRow], device: Device, scale: float, blocks: RowBlocks
 ) -> bool:
-    """Each number of decodes from the others, as far as it is not split."""
+    """Each number of decodes from the others, as far as it is not split. With only one that is not, what it
+    tells must explain most of what equal lengths leave unexplained."""
+    whole = [row for row in rows if not blocks.are_split(row.num)]
+    nums = sorted({row.num for row in whole})
+    if len(nums) == 1:
+        explained = statistics.fmean(block_errors(blocks, whole, scale))
+        return explained <= _MOST_LEFT * statistics.fmean(
+            abs(row.equal_us / row.skewed_us - 1) for row in whole
+        )
     of_blocks: list[float] = []
     of_rates: list[float] = []
-    for num in sorted({row.num for row in rows if not blocks.are_split(row.num)}):
+    for num in nums:
         seen = [row for row in rows if row.num != num]
         checked = [row for row in rows if row.num == num]
         found = _fitted(tables, seen, device, scale)

@@ -208,3 +208,24 @@ def test_decodes_of_several_tokens_are_left_out(tmp_path: Path) -> None:
     once = [f"attention,{point},1,{us}" for point, us in rows]
     file.write_text("\n".join([header, *several, *once]))
     assert read_profile(tmp_path, num_layers=2) == expected
+
+
+def test_a_union_of_what_fits_the_memory_keeps_its_numbers_of_decodes(tmp_path: Path) -> None:
+    """Two grids, both without the points that a small card has no KV memory for. What is missing lies beyond
+    whole cells of one grid and before measured points of the other."""
+    write_union(tmp_path)
+    file = tmp_path / "attention.csv"
+    header, *lines = file.read_text().splitlines()
+    points = [tuple(map(int, line.split(",")[:4])) for line in lines]
+    fits = [
+        line
+        for line, (chunk, before, num, kv) in zip(lines, points, strict=True)
+        if num * kv + before + chunk <= 9000
+    ]
+    assert len(fits) < len(lines)
+    file.write_text("\n".join([header, *fits]))
+    grid = read_profile(tmp_path, num_layers=2).attention
+    assert grid.mixed_decodes == (1, 2, 8, 32)
+    assert grid.decodes == (1, 2, 8, 32)
+    for num, row in zip(grid.decodes, grid.decode_us, strict=True):
+        assert row == pytest.approx([linear_us(0, 0, num, kv) for kv in grid.decode_kv])

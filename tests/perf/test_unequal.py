@@ -99,6 +99,21 @@ def test_they_are_used_where_they_predict_other_sizes_better(tmp_path: Path) -> 
     assert unknown.skew_alone.decodes == NUMS
 
 
+def test_one_size_that_is_not_split_is_enough_and_none_is_not(tmp_path: Path) -> None:
+    blocks = true_blocks(188, 4)
+    tables = tables_of(tmp_path, blocks)
+    found = with_unequal(tables, skew_rows(blocks, times=3), Device(kv_heads=4, processors=188))
+    assert found.blocks is not None
+    assert found.skew_alone is not None
+    assert found.skew_alone.decodes == (2, 4, 8, 16, 32, 64)
+    blocks = true_blocks(188, 1)
+    tables = tables_of(tmp_path, blocks)
+    found = with_unequal(tables, skew_rows(blocks, times=3), Device(kv_heads=1, processors=188))
+    assert found.blocks is None
+    assert found.skew_alone is not None
+    assert found.skew_alone.decodes == NUMS
+
+
 def test_a_kernel_that_evens_lengths_out_has_no_blocks(tmp_path: Path) -> None:
     """Every batch takes what its sum does, as with kernels that plan their blocks by the lengths."""
     blocks = msgspec.structs.replace(true_blocks(132, 8), serial_us=0.0)
