@@ -7,11 +7,10 @@ names its pre-tokenizer, the ids are those of the model's own tokenizer.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from ksana.errors import ModelLoadError
@@ -19,7 +18,7 @@ from ksana.models.gguf_file import GgufFile
 from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.pieces import pieces_of
 from ksana.tokenizers.post_processing import set_bos_eos
-from ksana.tokenizers.sentencepiece_merges import derive_merges
+from ksana.tokenizers.sentencepiece_merges import EqualScores, derive_merges
 from ksana.tokenizers.split_patterns import byte_level_style
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
 
@@ -133,7 +132,7 @@ def _byte_level(metadata: _Metadata) -> tuple[Backend, bool]:
         backend.normalizer = normalizer
     backend.pre_tokenizer = style.splitter()
     backend.decoder = decoders.ByteLevel()
-    _add_whole_tokens(backend, metadata, vocabulary)
+    _add_whole_tokens(backend, metadata, metadata.tokens)
     return backend, style.adds_bos
 
 
@@ -141,14 +140,20 @@ def _sentencepiece(metadata: _Metadata) -> Backend:
     gemma = str(metadata.file.get("general.architecture", "")).startswith("gemma")
     tokens, ranks = metadata.tokens, [-score for score in metadata.scores()]
     if gemma:
-        # Gemma's files write runs of spaces as spaces, and their scores do not follow the order of the
-        # merges; the order of the tokens does.
+        # The makers of these files write runs of spaces as spaces, and put -1000 in place of the score of
+        # every token added by hand; the vocabulary has "▁" and 0 there, and joins them before all others.
         tokens = [
             _SPACE * len(token) if len(token) > 1 and not token.strip(" ") else token for token in tokens
         ]
-        ranks = list(map(float, range(len(tokens))))
+        for token_id in metadata.ids_of_type(_USER_DEFINED):
+            ranks[token_id] = 0.0
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = derive_merges(ranks, vocabulary, whole=metadata.ids_of_type(_UNKNOWN, _CONTROL, _BYTE))
+    merges = derive_merges(
+        ranks,
+        vocabulary,
+        whole=metadata.ids_of_type(_UNKNOWN, _CONTROL, _BYTE),
+        equal_scores=EqualScores.LONGEST_FIRST if gemma else EqualScores.BY_IDS,
+    )
     unknown_id = metadata.token_id("unknown_token_id")
     backend = _backend(
         metadata,
@@ -160,14 +165,12 @@ def _sentencepiece(metadata: _Metadata) -> Backend:
     )
     prefix = bool(metadata.value("add_space_prefix", not gemma))
     text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if gemma:
-        backend.normalizer = normalizers.Replace(" ", _SPACE)
-        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    else:
-        scheme = "first" if prefix else "never"
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    spell = normalizers.Replace(" ", _SPACE)
+    # A normalizer sees each stretch of text between whole tokens on its own, so that every one gets its "▁",
+    # also before a space that is there already.
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spell]) if prefix else spell
     backend.decoder = decoders.Sequence([*text, decoders.Strip(" ", 1, 0)] if prefix else text)
-    _add_whole_tokens(backend, metadata, vocabulary)
+    _add_whole_tokens(backend, metadata, tokens)
     return backend
 
 
@@ -182,17 +185,20 @@ def _backend(
         raise ModelLoadError(f"{metadata.source}: the tokenizer cannot be built: {error}") from error
 
 
-def _add_whole_tokens(backend: Backend, metadata: _Metadata, vocabulary: Mapping[str, int]) -> None:
-    """Tokens that are found whole in a text: control tokens (special) and those the model's makers added."""
-    named = {metadata.token_id(key) for key in _NAMED.values()} - {None}
-    control = sorted({*metadata.ids_of_type(_CONTROL), *named})  # type: ignore[type-var]  # None is taken out
+def _add_whole_tokens(backend: Backend, metadata: _Metadata, tokens: list[str]) -> None:
+    """Tokens that are found whole in a text: control tokens (special) and those the model's makers added.
+
+    `tokens` are the vocabulary's, as the backend knows them.
+    """
+    named = (metadata.token_id(key) for key in _NAMED.values())
+    control = {*metadata.ids_of_type(_CONTROL), *(token_id for token_id in named if token_id is not None)}
     backend.add_special_tokens(
-        [AddedToken(metadata.tokens[i], normalized=False, special=True) for i in control if i is not None]
+        [AddedToken(tokens[token_id], normalized=False, special=True) for token_id in sorted(control)]
     )
-    added = [
-        metadata.tokens[i] for i in metadata.ids_of_type(_USER_DEFINED) if metadata.tokens[i] in vocabulary
-    ]
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
+    added = metadata.ids_of_type(_USER_DEFINED)
+    backend.add_tokens(
+        [AddedToken(tokens[token_id], normalized=False, special=False) for token_id in added]
+    )
 
 
 def _eos_ids(metadata: _Metadata, template: Any) -> tuple[int, ...]:
