@@ -196,9 +196,7 @@ def _add_whole_tokens(backend: Backend, metadata: _Metadata, tokens: list[str]) 
         [AddedToken(tokens[token_id], normalized=False, special=True) for token_id in sorted(control)]
     )
     added = metadata.ids_of_type(_USER_DEFINED)
-    backend.add_tokens(
-        [AddedToken(tokens[token_id], normalized=False, special=False) for token_id in added]
-    )
+    backend.add_tokens([AddedToken(tokens[token_id], normalized=False, special=False) for token_id in added])
 
 
 def _eos_ids(metadata: _Metadata, template: Any) -> tuple[int, ...]:
