@@ -31,6 +31,12 @@ _NAMED = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+_SENTENCEPIECE_IDS = {
+    "unknown_token_id": (0, _UNKNOWN),
+    "bos_token_id": (1, _CONTROL),
+    "eos_token_id": (2, _CONTROL),
+}
+"""Where SentencePiece files that do not say have these tokens, and of which type they are."""
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Control tokens that end an answer where the chat template uses them: files often name only the end of the
 document as their eos."""
@@ -73,12 +79,19 @@ class _Metadata:
     def token_id(self, name: str) -> int | None:
         token_id = self.value(name)
         if token_id is None:
-            return None
+            return self._usual_id(name)
         if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
             raise ModelLoadError(
                 f"{self.source}: tokenizer.ggml.{name} is {token_id!r}, not one of {len(self.tokens)} tokens"
             )
         return token_id
+
+    def _usual_id(self, name: str) -> int | None:
+        """The id of a token in a role where the file does not name it."""
+        if self.value("model") != "llama" or name not in _SENTENCEPIECE_IDS:
+            return None
+        token_id, kind = _SENTENCEPIECE_IDS[name]
+        return token_id if self.types[token_id : token_id + 1] == [kind] else None
 
     def ids_of_type(self, *kinds: int) -> list[int]:
         return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]

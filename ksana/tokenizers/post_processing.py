@@ -39,7 +39,11 @@ def change_bos_eos(
 
 
 def _token(backend: Backend, spelling: str | None) -> list[_Token]:
-    return [] if spelling is None else [(spelling, backend.token_to_id(spelling))]
+    if spelling is None:
+        return []
+    token_id = backend.token_to_id(spelling)
+    assert token_id is not None, spelling
+    return [(spelling, token_id)]
 
 
 def _set(backend: Backend, before: Sequence[_Token], after: Sequence[_Token]) -> None:

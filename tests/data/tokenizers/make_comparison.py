@@ -14,7 +14,7 @@ ids are the whole tokenizer's, and the part must give them too.
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
 import lzma
 import random
@@ -50,8 +50,9 @@ PIECES = [
     *SPECIAL, *RUNS, "hi", "Hello", " world", " the", "it's", "IT'S", "it’s", "WE’LL", "we'Ll", "'S", "'ſ",
     "I'm", "DON'T", "1984", "3.14159", "1,000,000", "0x7fff", "1234567890" * 3, "２３", "٣٤", "५", "Ⅷ", "½",
     "²", "https://ex.org/a?b=c&d=%20#e", "a@b.co", "C:\\p\\f.txt", "def f(n):\n    return n\n",
-    "\tif (x) {\n", "ﬁ", "Å", "\u212b", "A\u030a", "ﷺ", "e\u0301", "\u1e9b\u0323", "가", "\u1100\u1161", "שלום", "مرحبا",
-    "\u202e", "नमस्ते", "สวัสดี", "你好", "世界", "🇩🇪", "👍🏽", "❤️", "𝕳", "𓀀", "\U000e0041", "\u0378",
+    "\tif (x) {\n", "ﬁ", "Å", "\u212b", "A\u030a", "ﷺ", "e\u0301", "\u1e9b\u0323", "가",
+    "\u1100\u1161", "שלום", "مرحبا", "\u202e",
+    "नमस्ते", "สวัสดี", "你好", "世界", "🇩🇪", "👍🏽", "❤️", "𝕳", "𓀀", "\U000e0041", "\u0378",
     "\U0010ffff", "\U000f0000", "\uffff", "\ud7ff", "ǅ", "ʼ", "\u0130", "ı", "ß", "Ω", "\u2126", "\u00ad",
     "\u2060", "  ", "   ", "    ", "\n\n", "\r\n\r\n", " \n", "▁▁", "▁the", "the▁", ". ", " .", "==", "->",
 ]  # fmt: skip
@@ -162,8 +163,8 @@ def part_of(whole: dict[str, Any], strings: list[str]) -> dict[str, Any]:
     }
 
 
-def shortened(ids: list[int]) -> list[list[int]]:
-    return [[token_id, len(list(group))] for token_id, group in itertools.groupby(ids)]
+def digest(lists: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(lists).encode()).hexdigest()
 
 
 def compare(whole: dict[str, Any], strings: list[str]) -> dict[str, Any]:
@@ -177,12 +178,13 @@ def compare(whole: dict[str, Any], strings: list[str]) -> dict[str, Any]:
             assert partial.encode(text, add_special_tokens=special).ids == expected, text[:80]
     prefix = ids[True][0]
     assert all(a == prefix + b for a, b in zip(ids[True], ids[False], strict=True))
-    lists = ids[False]
+    lists, num_lengths = ids[False], len(LENGTHS)
+    ends = range(len(strings) + num_lengths, len(lists) + 1, num_lengths)
     return {
         "tokenizer": part,
         "prefix": prefix,
         "ids": lists[: len(strings)],
-        "runs": [shortened(run_ids) for run_ids in lists[len(strings) :]],
+        "runs": [digest(lists[end - num_lengths : end]) for end in ends],
     }
 
 
