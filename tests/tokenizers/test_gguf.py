@@ -260,6 +260,24 @@ def test_sentencepiece_needs_scores(tmp_path: Path) -> None:
         load(tmp_path, SENTENCEPIECE, scores=None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": [0.0] * 266 + [float("nan")]}, "scores has an item that is not finite"),
+        ({"scores": [0.0] * 266 + [float("inf")]}, "scores has an item that is not finite"),
+        ({"scores": ["0"] * 267}, "item 0 of tokenizer.ggml.scores is a str"),
+        ({"tokens": list(range(267))}, "item 0 of tokenizer.ggml.tokens is a int"),
+        ({"token_type": [1.5] * 267}, "item 0 of tokenizer.ggml.token_type is a float"),
+        ({"tokens": [*SENTENCEPIECE["tokens"][:-1], "a" * 100_000]}, "too long to find their merges.*100000"),
+    ],
+)
+def test_broken_sentencepiece_metadata_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load(tmp_path, SENTENCEPIECE, **changes)
+
+
 def test_a_path_that_is_neither_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"neither a directory nor a \.gguf"):
         load_tokenizer(tmp_path / "model.bin")
