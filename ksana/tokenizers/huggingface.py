@@ -1,8 +1,9 @@
 """The tokenizer of a Hugging Face directory.
 
 tokenizer.json holds the whole of it for the `tokenizers` package; tokenizer_config.json (and, in older
-directories, special_tokens_map.json) adds roles of tokens, tokens added later, whether BOS and EOS are
-added, and the chat template; generation_config.json and config.json name more tokens that end an answer.
+directories, special_tokens_map.json) adds roles of tokens, tokens added later and the chat template, and may
+switch the BOS and the EOS of tokenizer.json's post-processor on or off; generation_config.json and
+config.json name more tokens that end an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ksana.json_object import read_json_object
 from ksana.shown import shown
 from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.pieces import pieces_of
-from ksana.tokenizers.post_processing import set_bos_eos
+from ksana.tokenizers.post_processing import change_bos_eos
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from ksana.tokenizers.vocabulary_limits import (
     MAX_TOKEN_ID,
@@ -52,12 +53,13 @@ def load_huggingface_tokenizer(directory: Path, chat_template: str | None = None
     }
     named = {role: token for role in _ROLES if (token := _spelling(config.get(role))) is not None}
     _add_tokens(backend, config, named, str(directory))
-    if "add_bos_token" in config or "add_eos_token" in config:
-        set_bos_eos(
-            backend,
-            bos=named.get("bos_token") if config.get("add_bos_token") else None,
-            eos=named.get("eos_token") if config.get("add_eos_token") else None,
-        )
+    change_bos_eos(
+        backend,
+        bos=named.get("bos_token"),
+        eos=named.get("eos_token"),
+        add_bos=_switch(config, "add_bos_token", str(directory)),
+        add_eos=_switch(config, "add_eos_token", str(directory)),
+    )
     template = chat_template if chat_template is not None else _chat_template(directory, config)
     special = SpecialTokens(
         named, _id_of(backend, named.get("bos_token")), _eos_ids(directory, backend, named)
@@ -90,6 +92,14 @@ def _read_backend(file: Path) -> Backend:
 def _read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file; empty if there is no such file."""
     return read_json_object(file, _MAX_JSON_BYTES) if os.path.lexists(file) else {}
+
+
+def _switch(config: Mapping[str, Any], name: str, source: str) -> bool | None:
+    """A switch of tokenizer_config.json; None (absent or null) leaves what tokenizer.json says."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ModelLoadError(f"{source}: {name} in tokenizer_config.json is {value!r:.50}, not true or false")
+    return value
 
 
 def _spelling(token: Any) -> str | None:

@@ -17,10 +17,8 @@ MAX_TOKENIZER_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 MAX_ADDED_TOKENS = 1 << 17
 MAX_TOKEN_ID = (1 << 24) - 1
-MAX_TOKEN_CHARS = 1 << 14
+MAX_TOKEN_CHARS = 1 << 17
 """Of one token; real ones have a few hundred at most."""
-MAX_CUTS = 1 << 27
-"""Characters to look at when the merges of a vocabulary are found by cutting each token everywhere."""
 _MAX_PUNCTUATION = 1 << 21
 """Keys, and lists, of the whole file: 300 MB when read."""
 
@@ -74,12 +72,10 @@ def check_added_tokens(tokens: Collection[object], source: str) -> None:
 
 
 def check_tokens(tokens: Sequence[str], source: str) -> None:
-    """Raises ModelLoadError for a list of tokens that is too long, or too long to be cut everywhere."""
+    """Raises ModelLoadError for a list of tokens that is too long, or has one that is."""
     check_ids(range(len(tokens)), source)
     lengths = list(map(len, tokens))
     if max(lengths, default=0) > MAX_TOKEN_CHARS:
         raise ModelLoadError(
             f"{source}: a token has {max(lengths)} characters; {MAX_TOKEN_CHARS} are allowed"
         )
-    if sum(length * length for length in lengths) > MAX_CUTS:
-        raise ModelLoadError(f"{source}: the tokens are too long to be cut everywhere")
