@@ -6,11 +6,12 @@ But for what ksana refuses on purpose (`ksana.tokenizers.template_filters`, budg
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment, Template
 
@@ -245,6 +246,7 @@ def test_chains(value: str, chain: list[str], other: str, operation: str) -> Non
     number=st.integers(-(10**6), 10**6) | st.floats(allow_nan=False) | st.text(max_size=4),
 )
 def test_formats(text: str, spec: str, number: Any) -> None:
+    assume(not re.search("[0-9]{6}", spec))  # plain Jinja would write out gigabytes
     names = {"text": text, "spec": spec, "number": number}
     for expression in ("spec % number", "spec % (number,)", "spec.format(number)", "spec % {'a': number}"):
         SANDBOX.start()
