@@ -25,7 +25,7 @@ from ksana.errors import ConfigError
 from ksana.input_file import read_input
 from ksana.setting_fields import VARIABLE_PREFIX, Field, nearest
 
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,17 @@ def read_environment(environ: Mapping[str, str]) -> Layer:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key that stands twice is an error instead of the last one winning."""
+    """Safe YAML in which a key that stands twice is an error instead of the last one winning.
+
+    So is a merge (`<<`): a few that merge each other stand for more keys than memory holds.
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    problem="merging with << is not allowed here", problem_mark=key_node.start_mark
+                )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()

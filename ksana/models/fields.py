@@ -13,6 +13,8 @@ MAX_SIZE = 1 << 24
 """No vocabulary or context of a decoder is larger; what claims more is broken or hostile."""
 MAX_LAYERS = 4096
 """The deepest decoders have some 130 layers. Much is made per layer before a tensor is looked at."""
+MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
+"""Of epsilons, thetas and factors; the smallest in use is 1e-12, the largest some 1e8."""
 MAX_END_TOKENS = 256
 """Ids that end an answer; models name a handful."""
 
@@ -61,8 +63,10 @@ class Fields:
             number = float(value)
         except OverflowError:  # an integer of hundreds of digits
             number = math.inf
-        if not (math.isfinite(number) and number > 0):
-            raise self.fail(key, f"is {shown(value)}, not a finite number above 0")
+        if not MIN_NUMBER <= number <= MAX_NUMBER:
+            raise self.fail(
+                key, f"is {shown(value)}, not a finite number above 0 that float32 can compute with"
+            )
         return number
 
     def flag(self, key: str, default: bool) -> bool:

@@ -88,7 +88,7 @@ class _Cursor:
                 f"{self.path}: {what} claims {length} bytes, at most {max_bytes} are allowed"
             )
         start = self._advance(length, what)
-        return self.data[start : start + length].decode("utf-8", errors="replace")
+        return _text(self.data[start : start + length], self.path, what)
 
     def array(self, what: str) -> _ArrayPlace:
         item_type, count = self.scalar("I", what), self.scalar("Q", what)
@@ -251,7 +251,7 @@ class GgufFile:
         for _ in range(value.count):
             start = offset + 8
             offset = start + unpack(data, offset)[0]
-            strings.append(data[start:offset].decode("utf-8", errors="replace"))
+            strings.append(_text(data[start:offset], self.path, key))
         return strings
 
     def array_length(self, key: str) -> int | None:
@@ -281,6 +281,13 @@ class GgufFile:
         if tensor.type_name == "F16":
             return rows.view("<f2").astype(np.float32)
         return _dequantize(rows, GGMLQuantizationType[tensor.type_name], tensor.shape)
+
+
+def _text(raw: bytes, path: Path, what: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ModelLoadError(f"{path}: {what} holds {shown(raw)}, which is not UTF-8") from None
 
 
 def _dequantize(

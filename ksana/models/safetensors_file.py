@@ -207,6 +207,12 @@ def _open_index(directory: Path, index_path: Path) -> dict[str, SafetensorsFile]
             raise ModelLoadError(
                 f"{files[file_name].path}: tensor {shown(name)} is missing; the index says it is here"
             )
+    for file in files.values():
+        for name in file.tensors:
+            if name in weight_map and files[weight_map[name]] is not file:
+                raise ModelLoadError(
+                    f"{file.path}: holds tensor {shown(name)}, which the index says is in {weight_map[name]}"
+                )
     return {name: files[file_name] for name, file_name in weight_map.items()}
 
 

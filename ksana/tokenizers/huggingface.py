@@ -115,7 +115,8 @@ def _add_tokens(backend: Backend, config: Mapping[str, Any], named: Mapping[str,
     if not isinstance(later, Mapping):
         raise ModelLoadError(f"{source}: added_tokens_decoder is not an object of ids")
     check_added_tokens(later, source)
-    if wrong := next((key for key in later if not _ID.fullmatch(key)), None):
+    wrong = next((key for key in later if not _ID.fullmatch(key)), None)
+    if wrong is not None:
         raise ModelLoadError(f"{source}: added_tokens_decoder has the key {shown(wrong)}, which is no id")
     tokens = []
     for token_id, token in sorted(later.items(), key=lambda item: int(item[0])):

@@ -17,6 +17,9 @@ MAX_TOKENIZER_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 MAX_ADDED_TOKENS = 1 << 17
 MAX_TOKEN_ID = (1 << 24) - 1
+MAX_IDS_BEYOND = 1024
+"""Ids that the model has no embedding for, such as marks of images for a model's text part. A prompt that has
+one is refused."""
 MAX_TOKEN_CHARS = 1 << 17
 """Of one token; real ones have a few hundred at most."""
 _MAX_PUNCTUATION = 1 << 21
@@ -39,10 +42,11 @@ class _Outline(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def check_definition(definition: bytes, source: str) -> None:
+def check_definition(definition: bytes, source: str, num_embeddings: int | None = None) -> None:
     """Refuse a tokenizer.json with too many tokens or ids out of range. Takes some 5 ms per MB.
 
-    What is malformed in another way is left for the package to say. Raises ModelLoadError.
+    `num_embeddings`: of the model, if it is known. What is malformed in another way is left for the package to
+    say. Raises ModelLoadError.
     """
     if max(definition.count(b":"), definition.count(b"[")) > _MAX_PUNCTUATION:
         raise ModelLoadError(f"{source}: the tokenizer has more than {MAX_TOKENS} tokens, or much besides")
@@ -52,7 +56,13 @@ def check_definition(definition: bytes, source: str) -> None:
         return
     vocab = outline.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    if len(set(ids)) < len(vocab):
+        raise ModelLoadError(f"{source}: two tokens have one id")
     check_ids([*ids, *(token.id for token in outline.added_tokens)], source)
+    if num_embeddings is not None and max(ids, default=0) >= num_embeddings + MAX_IDS_BEYOND:
+        raise ModelLoadError(
+            f"{source}: token ids go up to {max(ids)}, but the model has {num_embeddings} embeddings"
+        )
     check_added_tokens(outline.added_tokens, source)
 
 
