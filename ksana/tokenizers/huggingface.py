@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from ksana.errors import ModelLoadError
 from ksana.tokenizers.chat_template import ChatTemplate
+from ksana.tokenizers.guarded_encoding import check_added, load_backend
 from ksana.tokenizers.pieces import pieces_of
 from ksana.tokenizers.post_processing import set_bos_eos
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
@@ -38,6 +39,7 @@ def load_huggingface_tokenizer(directory: Path, chat_template: str | None = None
         **_read_json(directory / "tokenizer_config.json"),
     }
     named = {role: token for role in _ROLES if (token := _spelling(config.get(role))) is not None}
+    check_added(backend, config.get("added_tokens_decoder"), str(directory))
     _add_tokens(backend, config, named, str(directory))
     if "add_bos_token" in config or "add_eos_token" in config:
         set_bos_eos(
@@ -64,8 +66,8 @@ def _read_backend(file: Path) -> Backend:
         has_model = (file.parent / "tokenizer.model").exists()
         raise ModelLoadError(f"{file}: no such file{hint if has_model else ''}")
     try:
-        backend = Backend.from_file(str(file))
-    except Exception as error:  # the package raises bare Exception
+        backend = load_backend(file.read_bytes(), str(file))
+    except OSError as error:
         raise ModelLoadError(f"{file}: the tokenizer cannot be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
