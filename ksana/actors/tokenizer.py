@@ -24,8 +24,8 @@ from ksana.messages.encoding import EncodePrompt, PromptEncoded
 from ksana.messages.outputs import Failed
 from ksana.messages.requests import Prompt
 from ksana.runtime.actor import Address, Post, Tap, run_actor
-from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.boundary import described, harms_only_its_request
+from ksana.runtime.mailbox import Mailbox
 from ksana.tokenizers.core import TokenizerCore
 from ksana.tokenizers.prompts import PromptEncoder
 from ksana.tokenizers.tokenizer import Tokenizer

@@ -25,8 +25,8 @@ from ksana.messages.outputs import (
     Usage,
 )
 from ksana.messages.requests import Abort, AddRequest, Generate, SamplingParams, StopStringFound
-from ksana.sampling.params import validate
 from ksana.runtime.boundary import described, harms_only_its_request
+from ksana.sampling.params import validate
 from ksana.tokenizers.output_text import OutputText
 from ksana.tokenizers.prompts import MAX_CHARS_AT_ONCE as MAX_CHARS_AT_ONCE
 from ksana.tokenizers.prompts import PromptEncoder, refusal
