@@ -43,7 +43,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _TEKKEN = _cased("") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _O200K = {
     _cased(contractions + "?") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
-    for contractions in (_CONTRACTIONS, *_CONTRACTIONS_SPELLED)
+    for contractions in (_CONTRACTIONS, _CONTRACTIONS_SPELLED[0])
 }
 _DEEPSEEK_WORDS = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"

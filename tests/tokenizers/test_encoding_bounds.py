@@ -181,13 +181,13 @@ def test_known_patterns_take_linear_time() -> None:
         splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
         for run in RUNS:
             for text in (
-                run * (400_000 // len(run)),
-                run * (400_000 // len(run)) + "x",
+                run * (100_000 // len(run)),
+                run * (100_000 // len(run)) + "x",
                 run * 100_000 + "\n",
             ):
                 start_s = time.thread_time()
                 splitter.pre_tokenize_str(text)
-                assert time.thread_time() - start_s < 20, (pattern, run)
+                assert time.thread_time() - start_s < 5, (pattern, run)
 
 
 def test_a_pattern_is_known_however_line_ends_are_spelled() -> None:
