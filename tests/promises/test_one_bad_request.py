@@ -115,7 +115,7 @@ def with_tokenizer(directory: Path, case: Exploding) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [EXPLODING[0], EXPLODING[6], TENFOLD_CASE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [EXPLODING[0], EXPLODING[3], TENFOLD_CASE], ids=lambda case: case.name)
 async def test_a_prompt_that_explodes_harms_only_itself(case: Exploding, tmp_path: Path) -> None:
     """Its tokenizer backtracks without end, or makes gigabytes of a few letters, while others are served."""
     files = model_files(with_tokenizer(tmp_path, case))

@@ -158,7 +158,7 @@ class TestDecodersThatExplode:
         ],
     )
     def test_replacements_that_multiply_are_refused_at_load(self, steps: list[object]) -> None:
-        with pytest.raises(ModelLoadError, match="^m: .*more than 32 characters of one"):
+        with pytest.raises(ModelLoadError, match=r"^m: .*more than 32 characters of one"):
             self.pieces(*steps)
 
     def test_a_token_whose_text_is_too_long_has_none(self) -> None:
