@@ -1,11 +1,15 @@
-"""How close a simulated run comes to a recorded one on a GPU, its cost made of profile tables alone.
+"""How close a simulated run comes to a recorded one on GPUs, its cost made of profile tables alone.
 
-    python -m benchmarks.gpu_fidelity DIRECTORY [--num-layers 32] [--again 8]
+    python -m benchmarks.gpu_fidelity DIRECTORY [--again 8]
 
 The directory holds the profile tables (`ksana.perf.profile_tables`) and the recorded run
 (`benchmarks.recorded_run`). `--again N` simulates N times more, every request up to a millisecond earlier or
 later: what becomes of a full engine turns on such things, so that a single run, the recorded one as well, is
 one of many that might have been. Nothing here is fitted to the run: docs/fidelity.md has every choice.
+
+Sizes of the model are read from config.json in the directory, or known by its name, or given (--num-layers
+and so on). Devices that share a model need communication.csv (op,num_devices,bytes,us), or --link-gb-per-s
+and --link-latency-us: the bandwidth out of one device, and the time until the first byte arrives.
 """
 
 from __future__ import annotations
@@ -13,172 +17,21 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import trio
 
-from benchmarks.recorded_run import KvCache, RecordedRun, Sample, read_run
+from benchmarks.recorded_run import KvCache, RecordedRun, read_run
+from benchmarks.recorded_world import Simulated, simulate
 from benchmarks.serving_figures import Times, compare_samples, figures, print_figures, print_spread
-from ksana.cli.main import expected_cause
+from ksana.costs.communication import Link
 from ksana.costs.cost_file import CostModel
-from ksana.costs.step_cost import StepCost
-from ksana.devices.simulated_worker import KnownRequest
+from ksana.costs.profile_cost import ProfileTables
 from ksana.errors import ConfigError, KsanaError
-from ksana.messages.outputs import Finished, StepOutputs
-from ksana.messages.requests import AddRequest, SamplingParams
-from ksana.messages.steps import StepDone
 from ksana.perf.fitting import fit_profile
-from ksana.runtime.actor import Address, Said
-from ksana.runtime.deterministic import run_deterministic
-from ksana.runtime.virtual_clock import VirtualClock
-from simulations.engine import EngineSpec, SimulatedEngine
-
-_FIRST_TOKEN, _NUM_TOKENS = 1000, 100_000
-
-
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    times: tuple[Times, ...]
-    samples: tuple[Sample, ...]
-    num_steps: int
-    num_preemptions: int
-    num_cached_tokens: int
-    num_prompt_tokens: int
-
-
-def engine_spec(run: RecordedRun) -> EngineSpec:
-    """The simulated engine, set up as the recorded one was. That one keeps block 0 for padding."""
-    meta = run.meta
-    if meta.kv_cache is None:
-        raise ConfigError("meta.json does not tell how many KV blocks the engine had; give --num-blocks")
-    num_engines = meta.engine_kwargs.data_parallel_size
-    if num_engines > 1:
-        raise ConfigError(f"{num_engines} engines were recorded (data_parallel_size), one is simulated")
-    scheduler = meta.resolved_config.scheduler_config
-    longest = max(len(asked.input_tok_ids) + asked.output_toks for asked in run.asked)
-    return EngineSpec(
-        block_size=meta.kv_cache.block_size,
-        num_fa_blocks=meta.kv_cache.num_gpu_blocks - 1,
-        max_num_seqs=meta.engine_kwargs.max_num_seqs,
-        max_num_batched_tokens=meta.engine_kwargs.max_num_batched_tokens,
-        max_model_len=meta.max_model_len or longest + 1,
-        admission="whole_prompt" if scheduler.scheduler_reserve_full_isl else "first_chunk",
-        hold_when_short=True,
-        plan_ahead=scheduler.async_scheduling,
-        enable_prefix_caching=meta.kv_cache.enable_prefix_caching,
-        start_time_s=0.0,
-    )
-
-
-class _World:
-    """One engine and the clients of the workload, who ask when they did."""
-
-    def __init__(self, run: RecordedRun, cost: StepCost) -> None:
-        self.run = run
-        self.engine = SimulatedEngine(
-            engine_spec(run), cost=cost, tokens=_token, listener=self._listen, tap=self._tap, fast=True
-        )
-        self.times: dict[int, Times] = {}
-        self.arrivals_s: dict[int, tuple[float, bool]] = {}
-        """By request: when, and whether the engine was idle."""
-        self.step_ends_s: list[float] = []
-        self.samples: list[Sample] = []
-        self.all_ended = trio.Event()
-
-    async def simulate(self) -> Simulated:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.engine.run)
-            nursery.start_soon(self._sample)
-            start_s = trio.current_time()
-            for request_id, asked in enumerate(self.run.asked, 1):
-                arrival_s = start_s + asked.arrival_time_ns / 1e9
-                if arrival_s > trio.current_time():
-                    await trio.sleep_until(arrival_s)
-                now_s = trio.current_time()
-                self.arrivals_s[request_id] = (now_s, self.engine.num_open == 0)
-                sampling = SamplingParams(seed=0, max_tokens=asked.output_toks, ignore_eos=True)
-                self.engine.add(
-                    AddRequest(
-                        request_id=request_id,
-                        prompt_token_ids=asked.input_tok_ids,
-                        sampling=sampling,
-                        eos_token_ids=(),
-                        arrival_time_s=now_s,
-                        deadline_s=now_s + 1e6,
-                    )
-                )
-            await self.all_ended.wait()
-            nursery.cancel_scope.cancel()
-        counters = self.engine.status().counters
-        return Simulated(
-            times=tuple(self.times[request_id] for request_id in sorted(self.times)),
-            samples=tuple(self.samples),
-            num_steps=counters.num_steps,
-            num_preemptions=counters.num_preemptions,
-            num_cached_tokens=counters.num_cached_tokens,
-            num_prompt_tokens=counters.num_prompt_tokens,
-        )
-
-    def _tap(self, actor: Address, now_s: float, messages: Sequence[object], said: Sequence[Said]) -> None:  # noqa: ARG002
-        if actor == "scheduler" and any(isinstance(message, StepDone) for message in messages):
-            self.step_ends_s.append(now_s)
-
-    def _listen(self, outputs: StepOutputs) -> None:
-        for ended in outputs.ended:
-            timing = ended.timing
-            if (
-                not isinstance(ended.outcome, Finished)
-                or timing is None
-                or timing.first_scheduled_s is None
-                or timing.first_token_s is None
-                or timing.last_token_s is None
-            ):
-                raise KsanaError(f"request {ended.request_id} ended in {ended.outcome}")
-            arrival_s, was_idle = self.arrivals_s[ended.request_id]
-            # The recorded engine looks at its queue when a step is done, or at once when it has none.
-            queued_s = arrival_s
-            if not was_idle:
-                queued_s = self.step_ends_s[bisect_left(self.step_ends_s, arrival_s)]
-            self.times[ended.request_id] = Times(
-                arrival_s,
-                queued_s,
-                timing.first_scheduled_s,
-                timing.first_token_s,
-                timing.last_token_s,
-                ended.usage.num_output_tokens,
-            )
-        if len(self.times) == len(self.run.asked):
-            self.all_ended.set()
-
-    async def _sample(self) -> None:
-        while True:
-            await trio.sleep(1.0)
-            status = self.engine.status()
-            use = status.fa_use
-            taken = use.num_blocks - use.num_free - use.num_cached if use is not None else 0
-            share = taken / use.num_blocks if use is not None else 0.0
-            self.samples.append(
-                Sample(trio.current_time(), status.num_running, status.num_waiting, 100 * share)
-            )
-
-
-def _token(request: KnownRequest, position: int) -> int:
-    """Any token; the same one when the request is computed again."""
-    return _FIRST_TOKEN + (request.request_id * 7919 + position * 104_729) % _NUM_TOKENS
-
-
-def simulate(run: RecordedRun, cost: StepCost) -> Simulated:
-    async def main() -> Simulated:
-        return await _World(run, cost).simulate()
-
-    try:
-        return run_deterministic(0, main, VirtualClock())
-    except BaseExceptionGroup as group:  # trio wraps what its tasks raise
-        if isinstance(cause := expected_cause(group), KsanaError):
-            raise cause from None
-        raise
+from ksana.perf.model_shape import ModelShape, tables_of
+from ksana.perf.parallel import Spread
 
 
 def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
@@ -214,20 +67,12 @@ def moved(run: RecordedRun, seed: int) -> RecordedRun:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every judged figure is within its bound; 1: one is not; 2: a file is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--num-layers", type=int, default=32, help="decoder layers of the model (32)")
-    parser.add_argument("--num-blocks", type=int, help="KV blocks of 16, where meta.json does not have them")
-    parser.add_argument("--again", type=int, default=0, metavar="N", help="simulate N times more (0)")
-    parser.add_argument("--unequal-kv", action="store_true", help="use skew.csv (docs/fidelity.md, 4)")
-    options = parser.parse_args(arguments)
+    """0: every judged figure is within its bound; 1: one is not; 2: a file is wrong, or something is
+    missing."""
+    options = _parser().parse_args(arguments)
     try:
-        run = read_run(options.directory)
-        if options.num_blocks:
-            kv_cache = KvCache(num_gpu_blocks=options.num_blocks)
-            run = msgspec.structs.replace(run, meta=msgspec.structs.replace(run.meta, kv_cache=kv_cache))
-        model = fit_profile(options.directory, num_layers=options.num_layers, unequal_kv=options.unequal_kv)
+        run = _with_blocks(read_run(options.directory), options.num_blocks)
+        model = _fitted(run, options)
         cost = CostModel(model.data, allow_extrapolation=True)
         recorded = recorded_times(run)
         simulated = simulate(run, cost.step)
@@ -235,18 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KsanaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    num_devices = run.meta.engine_kwargs.tensor_parallel_size
-    if num_devices > 1:
-        print(
-            f"NOTE: the recorded engine ran on {num_devices} devices (tensor_parallel_size). What they tell "
-            "each other is in no table and costs nothing here: expect too little."
-        )
-    print(
-        f"{run.meta.model}, {len(run.asked)} requests, {options.num_layers} decoder layers (--num-layers); "
-        f"simulated: {simulated.num_steps} steps, "
-        f"{simulated.num_preemptions} preemptions, {simulated.num_cached_tokens} of "
-        f"{simulated.num_prompt_tokens} prompt tokens cached; {cost.num_extrapolated} steps outside tables"
-    )
+    _print_set_up(run, model, options.directory)
+    _print_simulated(simulated, cost.num_extrapolated)
     table = figures(recorded, simulated.times)
     print_figures(table)
     compare_samples(run.samples, simulated.samples)
@@ -256,6 +91,98 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, held_out in model.errors.items():
         print(f"  {kind:55} mean {held_out.mean_abs_pct:6.2f}   most {held_out.max_abs_pct:6.2f}")
     return 0 if all(figure.is_within for figure in table) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    for name, what in (
+        ("num-layers", "decoder layers of the model"),
+        ("hidden-size", "numbers per token between its layers"),
+        ("kv-heads", "KV heads of a layer"),
+        ("vocab-size", "logits per row"),
+        ("num-blocks", "KV blocks of an engine, where meta.json does not have them"),
+    ):
+        parser.add_argument(f"--{name}", type=_positive, help=what)
+    parser.add_argument(
+        "--link-gb-per-s", type=float, help="bandwidth out of one device, 10^9 bytes a second"
+    )
+    parser.add_argument("--link-latency-us", type=float, help="latency between two devices")
+    parser.add_argument("--again", type=int, default=0, metavar="N", help="simulate N times more (0)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 1 << 24:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to {1 << 24}")
+    return int(text)
+
+
+def _with_blocks(run: RecordedRun, num_blocks: int | None) -> RecordedRun:
+    if num_blocks is None:
+        return run
+    known = run.meta.kv_cache or KvCache()
+    kv_cache = msgspec.structs.replace(known, num_gpu_blocks=num_blocks)
+    return msgspec.structs.replace(run, meta=msgspec.structs.replace(run.meta, kv_cache=kv_cache))
+
+
+def _fitted(run: RecordedRun, options: argparse.Namespace) -> CostModel:
+    """Raises ConfigError."""
+    engine = run.meta.engine_kwargs
+    return fit_profile(
+        options.directory,
+        stated=ModelShape(
+            num_layers=options.num_layers,
+            hidden_size=options.hidden_size,
+            kv_heads=options.kv_heads,
+            vocab_size=options.vocab_size,
+        ),
+        model=run.meta.model,
+        spread=Spread(
+            tensor=engine.tensor_parallel_size,
+            data=engine.data_parallel_size,
+            is_expert_parallel=engine.enable_expert_parallel,
+        ),
+        link=_link(options),
+    )
+
+
+def _link(options: argparse.Namespace) -> Link | None:
+    bandwidth, latency = options.link_gb_per_s, options.link_latency_us
+    if bandwidth is None and latency is None:
+        return None
+    if bandwidth is None or latency is None:
+        raise ConfigError("a link is stated by --link-gb-per-s and --link-latency-us, both of them")
+    if not (0 < bandwidth <= 1e6 and 0 <= latency <= 1e6):
+        raise ConfigError(f"a link of {bandwidth:g} GB/s and {latency:g} us is none")
+    return Link(bytes_per_s=bandwidth * 1e9, latency_s=latency * 1e-6)
+
+
+def _print_set_up(run: RecordedRun, model: CostModel, directory: Path) -> None:
+    tables = model.data
+    assert isinstance(tables, ProfileTables)
+    engine = run.meta.engine_kwargs
+    print(
+        f"{run.meta.model}, {len(run.asked)} requests, {tables.num_layers} decoder layers, "
+        f"{engine.data_parallel_size} engine(s) of {engine.tensor_parallel_size} device(s)"
+    )
+    if engine.tensor_parallel_size > 1 and tables_of(directory, engine.tensor_parallel_size) == directory:
+        print(f"NOTE: the tables are taken to be of one device's share of {engine.tensor_parallel_size}")
+    if tables.communication is not None:
+        for exchange in tables.communication.exchanges:
+            each = "row" if exchange.of_rows else "token"
+            print(
+                f"  {exchange.per_step} times a step: {exchange.operation} over "
+                f"{exchange.num_devices} devices, {exchange.bytes_each:g} bytes per {each}"
+            )
+
+
+def _print_simulated(simulated: Simulated, num_extrapolated: int) -> None:
+    print(
+        f"simulated: {simulated.num_steps} steps, {simulated.num_preemptions} preemptions, "
+        f"{simulated.num_cached_tokens} of {simulated.num_prompt_tokens} prompt tokens cached; "
+        f"{num_extrapolated} steps outside tables"
+    )
 
 
 if __name__ == "__main__":

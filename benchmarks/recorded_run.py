@@ -23,6 +23,7 @@ T = TypeVar("T")
 MAX_RUN_NS = 10**15
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+Devices = Annotated[int, Meta(ge=1, le=1024)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
@@ -57,12 +58,14 @@ class EngineKwargs(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int | None = None
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
+    tensor_parallel_size: Devices = 1
+    data_parallel_size: Devices = 1
+    pipeline_parallel_size: Devices = 1
+    enable_expert_parallel: bool = False
 
 
 class KvCache(msgspec.Struct, frozen=True):
-    num_gpu_blocks: int
+    num_gpu_blocks: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
 

@@ -89,6 +89,8 @@ class Engine:
         `make_scheduler`: with another policy, or measured. `outputs` takes what the scheduler says in the
         tokenizer's stead, for a producer that speaks ids and tells the scheduler itself (`tell_scheduler`).
         """
+        if not isinstance(settings, Settings):
+            raise TypeError(f"an engine wants Settings, not {type(settings).__name__}")
         self.settings = settings
         self._files = files
         self._make_backend = backend or self._process_backend

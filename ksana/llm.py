@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -20,15 +22,14 @@ import trio
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ksana.client import OutputStream
-from ksana.config import Settings
+from ksana.config import settings_from
 from ksana.engine import Engine
 from ksana.errors import KsanaError, RequestError, ServiceError
 from ksana.messages.outputs import Ended, Failed, Finished, PromptAccepted, Usage
-from ksana.messages.requests import ChatPrompt, Prompt, SamplingParams, TextPrompt, TokensPrompt
+from ksana.messages.requests import Prompt, SamplingParams
 from ksana.messages.status import ModelInfo
-
-AnyPrompt = str | Sequence[int] | Prompt
-"""Text, token ids, or one of the prompt structs (a conversation is a `ChatPrompt`)."""
+from ksana.sampling.params import validate
+from ksana.script_inputs import AnyPrompt, as_prompts, as_sampling
 
 DEFAULT_SAMPLING = SamplingParams(seed=0, max_tokens=64, temperature=0.0)
 """Where none is given. Short, as models that were not taught to stop fill the context, which takes minutes;
@@ -53,13 +54,20 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, engine: Callable[[], Engine] | None = None, **settings: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        engine: Callable[[], Engine] | None = None,
+        **settings: Any,
     ) -> None:
         """Load the model; `settings` are those of `ksana.config.Settings`. Or give a function that makes
-        the engine. Raises ConfigError or ModelLoadError."""
+        the engine. Raises ConfigError, before anything is loaded, for settings that will not do, or
+        ModelLoadError."""
         if (model is None) == (engine is None):
             raise TypeError("LLM wants a model, or a function that makes an engine, and not both")
-        self._make_engine = engine or (lambda: Engine(Settings(model=model or "", **settings)))
+        if engine is not None and settings:
+            raise TypeError(f"LLM wants settings ({', '.join(settings)}), or an engine that has its own")
+        self._make_engine = engine or partial(Engine, settings_from({"model": model} | settings))
         self._started = threading.Event()
         self._failures: list[BaseException] = []
         self._token: trio.lowlevel.TrioToken | None = None
@@ -91,12 +99,13 @@ class LLM:
         RequestError for the first prompt that is refused, ServiceError for the first that fails; the others
         are then aborted.
         """
-        asked = _as_list(prompts)
-        if sampling is None:
-            sampling = DEFAULT_SAMPLING
-        params = [sampling] * len(asked) if isinstance(sampling, SamplingParams) else list(sampling)
-        if len(params) != len(asked):
-            raise ValueError(f"{len(asked)} prompts, but {len(params)} sampling parameters")
+        asked = as_prompts(prompts)
+        params = as_sampling(DEFAULT_SAMPLING if sampling is None else sampling, len(asked))
+        if not asked:
+            return []
+        model = self.model
+        for each in params[:1] if isinstance(sampling, SamplingParams) else params:
+            validate(each, model.vocab_size, model.max_model_len)
         shown = sys.stderr.isatty() if progress is None else progress
         with tqdm(total=len(asked), desc="Prompts", unit="prompt", disable=not shown) as bar:
             return self._call(list(zip(asked, params, strict=True)), bar)
@@ -215,19 +224,3 @@ def _first(group: BaseExceptionGroup[KsanaError]) -> KsanaError:
         error = error.exceptions[0]
     assert isinstance(error, KsanaError)
     return error
-
-
-def _as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
-    if isinstance(prompts, str | TextPrompt | TokensPrompt | ChatPrompt):
-        return [_as_prompt(prompts)]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [_as_prompt(prompts)]  # type: ignore[arg-type]
-    return [_as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
-
-
-def _as_prompt(prompt: AnyPrompt) -> Prompt:
-    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt):
-        return prompt
-    if isinstance(prompt, str):
-        return TextPrompt(text=prompt)
-    return TokensPrompt(token_ids=tuple(prompt))

@@ -20,15 +20,19 @@ from ksana.devices.backend import WorkerInfo, WorkerSettings
 from ksana.devices.staging import StagingMemory, plan_slots
 from ksana.errors import ConfigError
 from ksana.host_memory import available_memory_bytes
+from ksana.input_file import read_input
 from ksana.loading.settings import LoaderSettings
 from ksana.messages.status import ModelInfo
 from ksana.models.load import fingerprint, full_fingerprint, read_spec
 from ksana.models.sources import resolve_model
 from ksana.models.spec import ModelSpec
 from ksana.scheduling.settings import SchedulerSettings
+from ksana.shown import shown_path
+from ksana.stores.store import store_place
 from ksana.tokenizers import Tokenizer, load_tokenizer
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
+MAX_TEMPLATE_BYTES = 4 << 20
 _FLOAT32_BYTES = 4
 KV_FORMAT = 1
 """Of blocks in a store. To be raised whenever their bytes mean something else."""
@@ -52,8 +56,10 @@ class ModelFiles:
 def find_model(settings: Settings, report: Report) -> ModelFiles:
     """Resolve, read and check a model, but for its weights.
 
-    Raises ModelLoadError or ConfigError (a chat template that cannot be read).
+    Raises ModelLoadError or ConfigError (a chat template that cannot be read, a store that there cannot be).
     """
+    if settings.remote_cache is not None:
+        store_place(settings.remote_cache)  # told before weights are read
     path = resolve_model(settings.model, progress=report)
     return ModelFiles(
         path=path,
@@ -68,10 +74,11 @@ def read_chat_template(file: str | None) -> str | None:
     """The text of the template file. Raises ConfigError when it cannot be read."""
     if file is None:
         return None
+    name = f"the chat template {shown_path(file)}"
     try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {file} cannot be read: {error}") from None
+        return read_input(Path(file), MAX_TEMPLATE_BYTES, name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} cannot be read: byte {error.start} is not UTF-8") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import trio
 from ksana.actors.remote_cache_loader import run_remote_cache_loader
 from ksana.config import Settings
 from ksana.devices.staging import StagingMemory
-from ksana.errors import ConfigError
 from ksana.loading.remote_cache_loader import RemoteCacheLoader
 from ksana.loading.settings import LoaderSettings
 from ksana.messages.base import Message
@@ -93,8 +92,6 @@ def open_remote_store(settings: Settings) -> Store | None:
     """The store that the settings name, or None. Nothing is connected yet. Raises ConfigError."""
     if settings.remote_cache is None:
         return None
-    if not settings.enable_prefix_caching:
-        raise ConfigError("--remote-cache needs prefix caching: leave out --no-enable-prefix-caching")
     return open_store(settings.remote_cache, max_bytes=settings.remote_cache_max_bytes)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from ksana.config import Settings
+from ksana.config import Settings, settings_from
 from ksana.costs.step_cost import LinearStepCost
 from ksana.devices.simulated import SimulatedBackend
 from ksana.devices.simulated_worker import TokenSource, hashed_tokens
@@ -161,7 +161,7 @@ def run_replay(
     }
 
     async def main() -> HitRates:
-        replay = Replay(files, Settings(**(defaults | settings)), tap, check_messages)
+        replay = Replay(files, settings_from(defaults | settings), tap, check_messages)
         async with replay.engine:
             await work(replay)
             return replay.report()

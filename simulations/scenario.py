@@ -106,7 +106,10 @@ def _times(spec: WorldSpec) -> list[float]:
         for name in fault.__struct_fields__
         if isinstance(value := getattr(fault, name), float)
     ]
-    return [*links, *stores, *costs, *faults, spec.sample_every_s, spec.until_s]
+    engines = [
+        time for e in spec.engines for time in (e.remote_load_timeout_s, e.start_time_s, e.step_timeout_s)
+    ]
+    return [*links, *stores, *costs, *faults, *engines, spec.sample_every_s, spec.until_s]
 
 
 def check_engine(engine: EngineSpec) -> None:
@@ -141,7 +144,7 @@ def least_swa_blocks(engine: EngineSpec) -> int:
     size, chunks = engine.block_size, 2 if engine.plan_ahead else 1
     window = -(-(engine.sliding_window or 0) // size)
     peak = window + chunks * -(-engine.max_num_batched_tokens // size) + 1
-    return min(peak, engine.max_model_len // size + 1)
+    return min(peak, -(-max(1, engine.max_model_len - 1) // size))
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

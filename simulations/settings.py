@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ksana.errors import ConfigError
+from ksana.setting_fields import nearest
 from simulations.engine import EngineSpec
 from simulations.scenario import WorldSpec
 
@@ -18,7 +19,8 @@ def with_settings(world: WorldSpec, settings: Mapping[str, Any]) -> WorldSpec:
     of_world = {name: value for name, value in settings.items() if name not in of_engines}
     for name in of_world:
         if name not in WorldSpec.__struct_fields__:
-            raise ConfigError(f"there is no setting {name!r}; there are {', '.join(_all_names())}")
+            near = nearest(name, _all_names())
+            raise ConfigError(f"there is no setting {name[:80]!r}{near}; there are {', '.join(_all_names())}")
     engines = [msgspec.to_builtins(engine) | of_engines for engine in world.engines]
     try:
         changed = msgspec.convert(msgspec.to_builtins(world) | {"engines": engines} | of_world, WorldSpec)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from ksana.messages.status import EngineStatus
 from ksana.model_setup import ModelFiles
 from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
+from ksana.stores.block_places import block_path
+from ksana.stores.filesystem import FilesystemStore
 from ksana.stores.simulated import SimulatedStore
 
 from .engines import Heard, greedy, is_balanced, listen, model_files, prompt, settled, simulated
@@ -485,6 +488,43 @@ def test_a_cache_that_is_not_consistent_is_found_while_idle(
     with caplog.at_level(logging.CRITICAL):
         run_deterministic(0, main, VirtualClock())
     assert "not consistent" in caplog.text
+
+
+def put_obstacles(root: Path, obstacle: str, keys: Sequence[bytes]) -> None:
+    root.mkdir(mode=0o700)
+    for number, key in enumerate(keys):
+        place = Path(block_path(str(root), key))
+        if obstacle == "directories" and number % 2:
+            place.mkdir(parents=True)
+        elif obstacle != "directories" and key[0] % 2 and not place.parent.exists():
+            place.parent.write_text("x")
+
+
+@pytest.mark.parametrize("obstacle", ["directories", "a file for every second shard"])
+async def test_what_stands_where_blocks_belong_keeps_nobody_from_saving_the_others(
+    files: ModelFiles, filled: Values, tmp_path: Path, obstacle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "cache"
+    put_obstacles(root, obstacle, sorted(filled))
+    store = FilesystemStore.open(str(root), max_bytes=1 << 30)
+    async with simulated(files, store=store, remote_cache_staging=1 << 20) as engine:
+        await ask(LONG)(engine)
+        await ask(range(400, 500))(engine)
+        status = await quiet(engine)
+    remote = status.remote
+    assert remote is not None
+    assert (remote.store_ok, remote.saves_ok, remote.num_breaker_openings) == (True, True, 0)
+    assert remote.num_unusable_blocks > 3
+    assert remote.num_saved_blocks > 3
+    assert sum(path.is_file() for path in root.rglob("*.safetensors")) == remote.num_saved_blocks
+    lines = [line for line in caplog.messages if "stands in their places" in line]
+    assert 1 <= len(lines) <= 2
+    async with simulated(files, store=store, remote_cache_staging=1 << 20) as engine:  # and from reading
+        heard = await ask(LONG)(engine)
+        assert isinstance(heard.outcome, Finished)
+        status = await quiet(engine)
+    assert status.remote is not None
+    assert (status.remote.store_ok, status.remote.num_store_errors) == (True, 0)
 
 
 def test_settings_that_cannot_work(files: ModelFiles) -> None:

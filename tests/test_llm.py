@@ -3,6 +3,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import msgspec
+import numpy as np
 import pytest
 
 from ksana.engine import Engine
@@ -83,6 +85,40 @@ def test_errors_come_out_and_the_model_stays(llm: LLM) -> None:
         llm.generate([[6], [99999], [7]], greedy(400))
     assert refusal.value.status == 400
     assert len(llm.generate("still here", greedy(3))[0].token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("temperature", np.float32(0.5)),
+        ("max_tokens", True),
+        ("max_tokens", 0),
+        ("max_tokens", 10**30),
+        ("top_k", -3),
+        ("top_k", 1.0),
+        ("seed", None),
+        ("stop", "text"),
+        ("stop", [5]),
+        ("stop_token_ids", [np.int64(3)]),
+        ("ignore_eos", 1),
+    ],
+)
+def test_sampling_is_checked_by_the_same_rule_as_in_the_api(llm: LLM, field: str, value: object) -> None:
+    wrong = msgspec.structs.replace(greedy(2), **{field: value})
+    for sampling in (wrong, [greedy(2), wrong]):
+        with pytest.raises(RequestError, match=field) as refusal:
+            llm.generate(["a", "b"], sampling)
+        assert (refusal.value.status, refusal.value.param) == (400, field)
+    assert len(llm.generate("still here", greedy(2))[0].token_ids) == 2
+
+
+def test_prompts_that_are_none_are_refused_and_the_model_stays(llm: LLM) -> None:
+    for wrong in (None, 5, b"x", [[True]], [[-1]], [[]], [[10**30]], [TextPrompt(text=5)]):  # type: ignore[arg-type]
+        with pytest.raises(RequestError):
+            llm.generate(wrong, greedy(2))  # type: ignore[arg-type]
+    assert len(llm.generate(np.array([6, 7]), greedy(2))[0].token_ids) == 2  # type: ignore[arg-type]
 
 
 def test_from_several_threads_at_once(llm: LLM) -> None:

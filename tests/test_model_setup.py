@@ -74,7 +74,7 @@ def test_lengths(tmp_path: Path) -> None:
     assert whole.max_model_len == files.spec.max_position == 2048
     with pytest.raises(ConfigError, match="4096"):
         set_up(Settings(model="x", max_model_len=4096), files)
-    with pytest.raises(ConfigError, match="not a size"):
+    with pytest.raises(ConfigError, match="a size in bytes"):
         set_up(Settings(model="x", kv_cache_memory="lots"), files)
     with pytest.raises(ConfigError, match="largest --max-model-len that fits"):
         set_up(Settings(model="x", kv_cache_memory="1MiB", max_num_batched_tokens=64), files)

@@ -38,7 +38,7 @@ from ksana.messages.stores import (
 from ksana.runtime.actor import Address, Post, Tap, run_actor
 from ksana.runtime.clock import now_s
 from ksana.runtime.mailbox import Mailbox
-from ksana.stores.envelope import DamagedValue
+from ksana.stores.envelope import DamagedValue, KeyFault
 from ksana.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -146,8 +146,9 @@ class StorePort:
             try:
                 outcome.results[at] = await do(block)
             except Exception as raised:
-                outcome.results[at] = "corrupt" if isinstance(raised, DamagedValue) else "failed"
-                outcome.error = outcome.error or _told(raised)
+                outcome.results[at] = _result_of(raised)
+                if outcome.error is None or outcome.results[at] == "failed":  # which says most
+                    outcome.error = _told(raised)
 
         with trio.move_on_at(deadline_s) as scope:
             async with trio.open_nursery() as nursery:
@@ -177,6 +178,12 @@ class _Outcome:
 
 
 _Do = Callable[[StoredBlock], Awaitable[ItemResult]]
+
+
+def _result_of(error: Exception) -> ItemResult:
+    if isinstance(error, DamagedValue):
+        return "corrupt"
+    return "unusable" if isinstance(error, KeyFault) else "failed"
 
 
 def _told(error: Exception) -> str:

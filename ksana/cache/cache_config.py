@@ -47,8 +47,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ceil_div(self.sliding_window or 0, self.block_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """FA blocks of a request whose first `num_tokens` are computed: always room for one more token."""
-        return num_tokens // self.block_size + 1
+        """FA blocks of a request whose first `num_tokens` are computed. The next token's block comes with the
+        step that computes it; of the last one that is sampled, nothing is ever computed."""
+        return ceil_div(num_tokens, self.block_size)
 
     def num_swa_peak(self, num_blocks: int, chunk_tokens: int) -> int:
         """SWA blocks that computing `num_blocks` needs at once: one window, one block, and the chunks that

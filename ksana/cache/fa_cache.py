@@ -246,7 +246,7 @@ class FaCache:
             raise InvariantViolated(f"request {demand.request_id} has blocks already, or asks for no tokens")
         config, pool = self.config, self.pool
         num_reserved = ceil_div(new.num_reserved_tokens, config.block_size)
-        if max(config.num_blocks_for(num_total_tokens), num_reserved) > pool.num_blocks:
+        if max(num_reserved, self._num_blocks_at_most(new)) > pool.num_blocks:
             return "never"
         if budget < 1:
             return "budget"
@@ -278,6 +278,10 @@ class FaCache:
         self._grow(request, num_fresh)
         return Taken(request, demand, True, start, num_tokens, 0, 0)
 
+    def _num_blocks_at_most(self, new: NewRequestBlocks) -> int:
+        """What the request holds alone when it comes to its limit."""
+        return self.config.num_blocks_for(max(len(new.token_ids), new.num_tokens_at_most))
+
     def take_for_confirmed(
         self, demand: AllocateRequestBlocks, new: NewRequestBlocks, budget: int
     ) -> Taken | Reason:
@@ -287,6 +291,8 @@ class FaCache:
             raise InvariantViolated(
                 f"request {request.request_id} was loaded for other tokens, or asks for none"
             )
+        if self._num_blocks_at_most(new) > self.pool.num_blocks:
+            return "never"
         if budget < 1:
             return "budget"
         start = request.num_matched * self.config.block_size

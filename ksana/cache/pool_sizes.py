@@ -28,8 +28,8 @@ class PoolSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_tokens(self) -> int:
-        """The longest request that fits, alone."""
-        return self.num_fa_blocks * self.block_size - 1
+        """The longest request that fits, alone: prompt and output, of which the last token needs no KV."""
+        return self.num_fa_blocks * self.block_size + 1
 
 
 class _Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +42,8 @@ class _Demand(msgspec.Struct, frozen=True, kw_only=True):
     swa_block_bytes: int
 
     def fa_blocks(self, num_tokens: int) -> int:
-        """The request's tokens, and room for one more."""
-        return num_tokens // self.block_size + 1
+        """All of the request's tokens but the last, which is sampled and never computed."""
+        return ceil_div(max(1, num_tokens - 1), self.block_size)
 
     def swa_blocks(self, num_tokens: int, num_chunks: int) -> int:
         """One window, the chunks that run or are planned, and one block; or the whole request, if shorter."""
@@ -57,7 +57,8 @@ class _Demand(msgspec.Struct, frozen=True, kw_only=True):
         return fa_bytes + self.swa_blocks(num_tokens, 1) * self.swa_block_bytes
 
     def longest_in(self, kv_bytes: int, max_model_len: int) -> int:
-        """The largest number of tokens whose demand fits (0: none). Bisection: demand grows with length."""
+        """The largest number of tokens whose demand fits (0: none; 1 is a prompt without an answer).
+        Bisection: demand grows with length."""
         low, high = 0, max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -124,21 +125,21 @@ def _refuse_too_small(
     needed = demand.num_bytes(max_model_len)
     if needed <= kv_bytes:
         return
+    longest = demand.longest_in(kv_bytes, max_model_len)
+    advice = (
+        f"the largest --max-model-len that fits is {longest}"
+        if longest > 1
+        else "no --max-model-len fits: one block is too large"
+    )
     num_swa = demand.swa_blocks(max_model_len, 1)
     swa_bytes = num_swa * demand.swa_block_bytes
-    if swa_bytes + demand.fa_block_bytes > kv_bytes:
+    if num_swa and swa_bytes + demand.fa_block_bytes > kv_bytes:
         raise ConfigError(
             f"the KV pool of {_mib(kv_bytes)} cannot run one prefill chunk: the sliding-window layers need "
             f"{num_swa} blocks of {demand.block_size} tokens ({_mib(swa_bytes)}) for one "
             f"chunk of {max_num_batched_tokens} tokens, one window of {sliding_window} and one block; raise "
-            f"--kv-cache-memory or lower --max-num-batched-tokens"
+            f"--kv-cache-memory or lower --max-num-batched-tokens; as it is, {advice}"
         )
-    longest = demand.longest_in(kv_bytes, max_model_len)
-    advice = (
-        f"the largest --max-model-len that fits is {longest}"
-        if longest
-        else "no --max-model-len fits: one block is too large"
-    )
     raise ConfigError(
         f"the KV pool of {_mib(kv_bytes)} cannot hold --max-model-len {max_model_len}, which needs "
         f"{_mib(needed)}; {advice}, or raise --kv-cache-memory"

@@ -86,7 +86,7 @@ def _base_url(arguments: argparse.Namespace) -> str:
 
 def _api_key(file: str | None) -> str | None:
     key = None if file is not None else os.environ.get("KSANA_API_KEY") or None
-    keys = read_api_keys(Settings(model="", api_key=key, api_key_file=file))
+    keys = read_api_keys(Settings(model="any", api_key=key, api_key_file=file))
     return keys[0] if keys else None
 
 

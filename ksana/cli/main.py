@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ksana.cli.fields import nearest
 from ksana.errors import ConfigError, KsanaError
+from ksana.setting_fields import nearest
+from ksana.shown import one_line
 
 
 class Command(NamedTuple):
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         if cause is None:
             raise
-        print(f"ksana: {' '.join(str(cause).split())}", file=sys.stderr)
+        print(f"ksana: {one_line(str(cause))}", file=sys.stderr)
         return cause.exit_code
     return code
 

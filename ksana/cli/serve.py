@@ -25,6 +25,7 @@ from ksana.engine import Engine
 from ksana.errors import ServiceError
 from ksana.gateway.app import create_app, create_gateway
 from ksana.gateway.server import Server
+from ksana.private_files import warn_if_exposed
 
 log = logging.getLogger("ksana.serve")
 
@@ -36,6 +37,8 @@ def run(argv: Sequence[str]) -> int:
     configure_logging(settings.log_level)
     if any(argument.partition("=")[0] == "--api-key" for argument in argv):
         log.warning("a key on the command line can be seen by others on this machine; prefer KSANA_API_KEY")
+    if settings.api_key_file is not None:
+        warn_if_exposed(settings.api_key_file, "the API key file")
     check_can_listen(settings.host, settings.port)
     return trio.run(serve, settings)
 

@@ -12,7 +12,6 @@ The text says where the value came from. Secrets do not appear in errors.
 from __future__ import annotations
 
 import argparse
-import reprlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +20,12 @@ from typing import Any, NoReturn
 import msgspec
 import yaml
 
-from ksana.cli.fields import VARIABLE_PREFIX, Field, nearest, settings_fields
-from ksana.config import NOT_SETTINGS, Settings, format_bytes, parse_bytes, read_api_keys
+from ksana.config import FIELDS, NOT_SETTINGS, Settings, format_bytes, read_api_keys
 from ksana.errors import ConfigError
 from ksana.input_file import read_input
+from ksana.setting_fields import VARIABLE_PREFIX, Field, nearest
 
 MAX_FILE_BYTES = 1 << 20
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
-_SHORT.maxstring = _SHORT.maxother = 80
-
-FIELDS = settings_fields(Settings)
 
 
 @dataclass(frozen=True)
@@ -241,24 +234,7 @@ def merge(layers: Sequence[Layer]) -> Settings:
 
 def check_value(field: Field, given: Given) -> Any:
     """The value as the field wants it, or a ConfigError that names source, value and what is expected."""
-    value = given.value
-    try:
-        if field.kind == "list" and isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        if field.kind == "bytes" and value is not None:
-            if not isinstance(value, str | int) or isinstance(value, bool):
-                raise ValueError(value)
-            num_bytes = parse_bytes(str(value))
-            value = num_bytes if field.base is int else str(value)
-        return msgspec.convert(value, field.annotation, strict=not given.is_text)
-    except (msgspec.ValidationError, ValueError):
-        shown = "the value" if field.secret else _shown(given.value)
-        raise ConfigError(f"{given.source}: {shown} will not do; it must be {field.expected}") from None
-
-
-def _shown(value: object) -> str:
-    """The value, cut short: what a file holds may be large, and even larger written out."""
-    return _SHORT.repr(value)
+    return field.check(given.value, given.source, is_text=given.is_text)
 
 
 def _kind(value: object) -> str:

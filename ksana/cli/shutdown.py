@@ -1,10 +1,12 @@
-"""What SIGTERM and Ctrl-C do to `ksana serve`.
+"""What SIGTERM, SIGHUP (the terminal is gone) and Ctrl-C do to `ksana serve`.
 
 While the model loads, a signal stops the loading. Later the first one drains: new requests are refused,
-running ones end or time out. The second one ends all streams with an error, and the process with them.
+running ones end or time out. The second one, of whatever kind, ends all streams with an error, and the
+process with them. A SIGHUP that is ignored when the server starts, as under nohup, stays ignored.
 
-A SIGTERM often comes twice at once: to the whole process group, as from systemd or timeout, and from a parent
-such as make that sends on what it got itself. That is one wish, so the echo is dropped.
+A SIGTERM or SIGHUP often comes twice at once: to the whole process group, as from timeout, systemd (which may
+send one after the other) or a terminal that closes, and from a parent such as make or a shell that sends on
+what it got itself. That is one wish, so the echo is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import trio
 log = logging.getLogger("ksana.serve")
 
 ECHO_S = 0.1
-"""A SIGTERM this soon after another is the same one."""
+"""A SIGTERM or SIGHUP this soon after another is the same one."""
 
 HURRY_S = 3.0
 """After a second signal: what the ends of open streams may take before the process just goes."""
@@ -45,7 +47,7 @@ class Shutdown:
         """0 for a drained server; 128 plus the signal's number when loading was stopped, or for Ctrl-C."""
         self._server: Stoppable | None = None
         self._num_signals = 0
-        self._last_sigterm_s = -math.inf
+        self._last_end_s = -math.inf
 
     def serving(self, server: Stoppable) -> None:
         self._server = server
@@ -53,19 +55,19 @@ class Shutdown:
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Act on signals; never returns."""
         async with trio.open_nursery() as nursery:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            with trio.open_signal_receiver(*_watched()) as signals:
                 task_status.started()
                 async for number in signals:
-                    if number == signal.SIGTERM and self._is_echo():
+                    if number != signal.SIGINT and self._is_echo():
                         continue
                     self._num_signals += 1
                     self._act(signal.Signals(number), nursery)
 
     def _is_echo(self) -> bool:
         now_s = trio.current_time()
-        is_echo = now_s - self._last_sigterm_s < ECHO_S
+        is_echo = now_s - self._last_end_s < ECHO_S
         if not is_echo:
-            self._last_sigterm_s = now_s
+            self._last_end_s = now_s
         return is_echo
 
     def _act(self, number: signal.Signals, nursery: trio.Nursery) -> None:
@@ -90,3 +92,10 @@ class Shutdown:
         """The workers die with this process, and nothing here needs saving."""
         await trio.sleep(HURRY_S)
         os._exit(self.exit_code or 1)
+
+
+def _watched() -> list[signal.Signals]:
+    watched = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        watched.append(signal.SIGHUP)
+    return watched

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 
 from ksana.costs.attention_table import AttentionGrid
+from ksana.costs.communication import Communication
 from ksana.costs.fitted_cost import QUANTITIES, FittedTerms
 from ksana.costs.profile_cost import LayerTable, ProfileTables
+from ksana.costs.row_blocks import RowBlocks
 from ksana.costs.skew_table import SkewRates
 from ksana.costs.step_cost import LinearStepCost
 from ksana.errors import ConfigError
@@ -47,6 +49,13 @@ def check_cost(data: CostData, host_s: float) -> None:
         for rates in (data.skew_alone, data.skew_beside_prefill):
             if rates is not None:
                 _check_rates(rates)
+        if data.blocks is not None:
+            _check_blocks(data.blocks)
+        launches = data.launches
+        if not all(abs(us) <= MAX_TIME for us in (launches.full_us, launches.piecewise_us, launches.none_us)):
+            raise ConfigError("launches: a time is not a number, or absurd")
+        if data.communication is not None:
+            _check_communication(data.communication)
 
 
 def _check_layer(layer: LayerTable) -> None:
@@ -95,6 +104,29 @@ def _check_rates(rates: SkewRates) -> None:
             raise ConfigError(f"skew of {num} decodes: numbers of longer ones must ascend, with a rate each")
         if not all(abs(value) <= MAX_TIME for value in values):
             raise ConfigError(f"skew of {num} decodes: a rate is not a number, or absurd")
+
+
+def _check_communication(communication: Communication) -> None:
+    for exchange in communication.exchanges:
+        if exchange.num_devices < 2 or exchange.per_step < 0 or not 0 <= exchange.bytes_each <= MAX_TIME:
+            raise ConfigError(f"communication: {exchange.operation} over {exchange.num_devices} devices")
+    for one in communication.measured:
+        name = f"communication: {one.operation} over {one.num_devices} devices"
+        if len(one.sizes) < 2 or len(one.sizes) != len(one.us) or not _ascend(one.sizes) or one.sizes[0] < 0:
+            raise ConfigError(f"{name}: two sizes or more must ascend, and have a time each")
+        _check_times(name, one.us)
+    link = communication.link
+    if link is not None and not (0 < link.bytes_per_s <= 1e18 and 0 <= link.latency_s <= 1e3):
+        raise ConfigError("a link has a bandwidth above 0 and a latency of 0 to 1000 s")
+
+
+def _check_blocks(blocks: RowBlocks) -> None:
+    for name in ("heads", "slots"):
+        if not 1 <= getattr(blocks, name) <= MAX_DECODES:
+            raise ConfigError(f"blocks: {name} must be from 1 to {MAX_DECODES}, not {getattr(blocks, name)}")
+    if blocks.split_below < 0:
+        raise ConfigError("blocks: split_below is negative")
+    _check_times("blocks", (blocks.serial_us, blocks.shared_us))
 
 
 def _check_times(what: str, times: tuple[float, ...]) -> None:

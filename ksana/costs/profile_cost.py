@@ -8,7 +8,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ksana.costs.attention_table import AttentionGrid, AttentionTable
+from ksana.costs.communication import Communication, CommunicationCost
+from ksana.costs.decode_attention import DecodeAttention
 from ksana.costs.extrapolation import Extrapolation
+from ksana.costs.launches import Launches
+from ksana.costs.row_blocks import RowBlocks
 from ksana.costs.skew_table import SkewRates, SkewTable
 from ksana.costs.step_cost import StepShape
 
@@ -35,9 +39,14 @@ class ProfileTables(msgspec.Struct, frozen=True, kw_only=True, tag="profile", fo
     skew_alone: SkewRates | None = None
     """Of attention, for steps of decodes alone; None: unequal KV lengths count as equal ones."""
     skew_beside_prefill: SkewRates | None = None
+    blocks: RowBlocks | None = None
+    """Of decodes alone. `skew_alone` is then of batches that are split into more blocks."""
     padded_sizes: tuple[int, ...] = ()
     """Steps of at most the last of these sizes, in tokens, are padded up to the next one: they run from
     captured CUDA graphs. Empty: no padding."""
+    launches: Launches = Launches()
+    communication: Communication | None = None
+    """None: one device, or such as share nothing."""
 
 
 class ProfileCost:
@@ -48,6 +57,7 @@ class ProfileCost:
     """
 
     def __init__(self, tables: ProfileTables, allow_extrapolation: bool = False) -> None:
+        """Raises ConfigError where nothing tells what devices that share a model tell each other."""
         self.tables = tables
         self.extrapolation = Extrapolation(allow_extrapolation)
         self._attention = AttentionTable(tables.attention, self.extrapolation)
@@ -55,20 +65,39 @@ class ProfileCost:
             SkewTable(rates) if rates is not None else None
             for rates in (tables.skew_alone, tables.skew_beside_prefill)
         )
-        self._dense_s = _SizeTable("tokens", tables.dense, self.extrapolation, _padding(tables.padded_sizes))
+        padded = self._padded = _padding(tables.padded_sizes)
+        self._communication = (
+            CommunicationCost(tables.communication) if tables.communication is not None else None
+        )
+        self._decodes: DecodeAttention | None = None
+        if tables.blocks is not None:
+            self._decodes = DecodeAttention(
+                tables.attention, tables.blocks, self._skew_alone, padded, self.extrapolation
+            )
+        self._largest_graph = tables.padded_sizes[-1] if tables.padded_sizes else 0
+        self._dense_s = _SizeTable("tokens", tables.dense, self.extrapolation, padded)
         self._rows_s = _SizeTable("rows", tables.per_sequence, self.extrapolation, lambda size: size)
 
     def seconds(self, shape: StepShape) -> float:
         """Raises ExtrapolationError outside the tables, unless that is allowed."""
         with_this_one = self.extrapolation.num + 1
         attention_us = self.attention_us(shape) * self.tables.num_layers
-        seconds = self._dense_s.at(shape.num_tokens) + self._rows_s.at(shape.num_rows) + attention_us * 1e-6
+        kernels_s = self._dense_s.at(shape.num_tokens) + self._rows_s.at(shape.num_rows) + attention_us * 1e-6
+        launches = self.tables.launches
+        launched_us = launches.none_us
+        if shape.num_tokens <= self._largest_graph:
+            launched_us = launches.piecewise_us if shape.prefills else launches.full_us
+        seconds = max(0.0, kernels_s + launched_us * 1e-6)
+        if self._communication is not None:
+            seconds += self._communication.seconds(self._padded(shape.num_tokens), shape.num_rows)
         # A step that is outside in several ways is one step.
         self.extrapolation.num = min(self.extrapolation.num, with_this_one)
         return seconds
 
     def attention_us(self, shape: StepShape) -> float:
         """Of one layer."""
+        if self._decodes is not None and shape.num_decodes and not shape.prefills:
+            return self._decodes.microseconds(shape)
         us = self._attention.microseconds(shape)
         skew = self._skew_beside_prefill if shape.prefills else self._skew_alone
         if skew is not None and shape.decode_lengths:

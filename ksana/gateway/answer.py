@@ -12,13 +12,13 @@ from quart import Response, g
 from ksana.client import OutputStream
 from ksana.errors import RequestError, ServiceError
 from ksana.gateway import sse
-from ksana.gateway.asgi import request_scope
 from ksana.gateway.context import Gateway
 from ksana.gateway.context_length import counting, too_much
 from ksana.gateway.errors import ApiError, error_of
 from ksana.gateway.field_names import Names, naming
 from ksana.gateway.limits import ENGINE_GRACE_S
 from ksana.gateway.outputs import Indexed, Outputs
+from ksana.gateway.request_scope import RequestScope, request_scope
 from ksana.gateway.sampling_fields import draw_seed
 from ksana.messages.outputs import Finished, PromptAccepted, TextDelta, Usage
 from ksana.messages.requests import Prompt, SamplingParams
@@ -97,7 +97,9 @@ async def answer(gateway: Gateway, ask: Ask, form: Form) -> Response:
         # Not only when the error has been sent: what still runs for this request is wasted.
         request_scope().close()
         raise
-    return Response(_stream(outputs, first, form), content_type=form.content_type, headers=sse.HEADERS)
+    return Response(
+        _stream(outputs, first, form, request_scope()), content_type=form.content_type, headers=sse.HEADERS
+    )
 
 
 async def _check(gateway: Gateway, ask: Ask) -> None:
@@ -165,7 +167,9 @@ async def _collect(outputs: Outputs, num_prompts: int) -> list[Result]:
     ]
 
 
-async def _stream(outputs: Outputs, events: list[Indexed], form: Form) -> AsyncIterator[bytes]:
+async def _stream(
+    outputs: Outputs, events: list[Indexed], form: Form, scope: RequestScope
+) -> AsyncIterator[bytes]:
     """The body of a stream: each piece is all that was waiting when the piece before had left."""
     usages: dict[int, Usage] = {}
     try:
@@ -180,6 +184,7 @@ async def _stream(outputs: Outputs, events: list[Indexed], form: Form) -> AsyncI
                     usages[index] = event.usage
                     pieces.append(form.finished(index, event.outcome))
                 elif (error := error_of(event.outcome)) is not None:
+                    scope.refusal = error
                     yield b"".join(pieces) + form.failed(error)
                     return
             if not outputs.num_open:
@@ -190,6 +195,7 @@ async def _stream(outputs: Outputs, events: list[Indexed], form: Form) -> AsyncI
                 return
             events = await outputs.take()
     except (RequestError, ServiceError) as error:
+        scope.refusal = error
         yield form.failed(error)
     finally:
         outputs.close()

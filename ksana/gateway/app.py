@@ -8,14 +8,15 @@ from quart_trio import QuartTrio
 from ksana.client import Client
 from ksana.config import Settings, read_api_keys
 from ksana.gateway import chat, completions, errors, generate, health, models, tokenize
-from ksana.gateway.asgi import HttpConnection, set_request_id
+from ksana.gateway.asgi import HttpConnection
 from ksana.gateway.auth import OPEN_PATHS, ApiKeys
 from ksana.gateway.bodies import BodyBudget, Request
 from ksana.gateway.context import Gateway
 from ksana.gateway.cors import Cors
 from ksana.gateway.limits import BODY_TIMEOUT_S
 from ksana.gateway.metrics import Metrics
-from ksana.gateway.request_id import HEADER, choose_request_id
+from ksana.gateway.request_id import HEADER
+from ksana.gateway.request_scope import request_scope
 from ksana.gateway.traffic import Traffic
 
 
@@ -46,6 +47,7 @@ def create_app(gateway: Gateway) -> App:
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
+    app.url_map.merge_slashes = False  # a redirect would repeat whatever the client says our host is
     errors.add_handlers(app)
     _add_hooks(app, ApiKeys(read_api_keys(gateway.settings)), Cors(gateway.settings.allowed_origins))
     for routes in (chat, completions, generate, tokenize, models, health):
@@ -56,7 +58,7 @@ def create_app(gateway: Gateway) -> App:
 def _add_hooks(app: App, keys: ApiKeys, cors: Cors) -> None:
     @app.before_request
     async def admit() -> Response | None:
-        set_request_id(choose_request_id(request.headers.get(HEADER)))
+        request_scope().is_routed = True
         g.key_salt = ""
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             # Browsers ask this without credentials.
@@ -67,7 +69,7 @@ def _add_hooks(app: App, keys: ApiKeys, cors: Cors) -> None:
 
     @app.after_request
     async def sign(response: Response) -> Response:
-        response.headers[HEADER] = g.get("request_id", "")
+        response.headers[HEADER] = request_scope().request_id
         for name, value in cors.headers(request.headers.get("Origin")).items():
             response.headers[name] = value
         return response

@@ -1,54 +1,29 @@
-"""One HTTP request between the server and Quart: its tasks, what ends with it, its log line."""
+"""One HTTP request between the server and Quart: its tasks, what ends with it, its log line.
+
+Whatever leaves the framework as an exception is answered here, in the form of all other errors.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import traceback
 from typing import Any, cast
 
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
-from quart import g, request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from ksana.errors import RequestError, ServiceError
 from ksana.gateway.bodies import Request
+from ksana.gateway.errors import error_bytes, internal_error
 from ksana.gateway.http1 import acquire
 from ksana.gateway.limits import PING_INTERVAL_S
+from ksana.gateway.request_id import HEADER
+from ksana.gateway.request_log import log_request
+from ksana.gateway.request_scope import RequestScope, fault_of, open_scope
 from ksana.gateway.sse import PING
 
 log = logging.getLogger("ksana.gateway")
-
-_SCOPE_KEY = "ksana.request"
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
-
-
-class RequestScope:
-    """What belongs to one HTTP request from its first byte to the last byte of its answer."""
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.nursery = nursery
-        """Tasks started here end with the request, however it ends."""
-        self.request_id = ""
-        self._closers: list[Callable[[], None]] = []
-
-    def on_end(self, close: Callable[[], None]) -> None:
-        """Call `close` (which must not wait) when the request is over, however it ended."""
-        self._closers.append(close)
-
-    def close(self) -> None:
-        while self._closers:
-            self._closers.pop()()
-
-
-def request_scope() -> RequestScope:
-    """The scope of the current request."""
-    return cast(RequestScope, cast(dict[str, Any], request.scope)[_SCOPE_KEY])
-
-
-def set_request_id(request_id: str) -> None:
-    """Name the current request, in its log line and in error texts."""
-    g.request_id = request_id
-    request_scope().request_id = request_id
 
 
 class HttpConnection(TrioASGIHTTPConnection):
@@ -63,18 +38,42 @@ class HttpConnection(TrioASGIHTTPConnection):
         scope = cast(dict[str, Any], self.scope)
         scope["path"] = _path_only(scope["path"])
         started_s = trio.current_time()
+        own = open_scope(scope)
+        answer = _Answer(send)
+        try:
+            await self._handle(own, answer, receive)
+        except Exception as error:
+            await _fail(own, answer, error)
+        except BaseExceptionGroup as group:
+            # Tasks that were cancelled and others that failed; the cancellation comes again by itself.
+            failures, others = group.split(Exception)
+            if failures is None or (others is not None and others.split(trio.Cancelled)[1] is not None):
+                raise
+            await _fail(own, answer, failures)
+        finally:
+            own.close()
+            refusal = fault_of(scope) or own.refusal
+            log_request(
+                method=scope["method"],
+                path=scope["path"],
+                status=refusal.status if refusal is not None and answer.status is None else answer.status,
+                is_complete=answer.complete or fault_of(scope) is not None,
+                duration_s=trio.current_time() - started_s,
+                request_id=own.request_id,
+                refusal=refusal,
+            )
+
+    async def _handle(self, own: RequestScope, answer: _Answer, receive: ASGIReceiveCallable) -> None:
         async with trio.open_nursery() as nursery:
-            own = scope[_SCOPE_KEY] = RequestScope(nursery)
-            answer = _Answer(send, nursery)
+            own.nursery = answer.nursery = nursery
             quart_request = cast(Request, self._create_request_from_scope(answer.send))
             quart_request.body.budget = cast(Any, self.app).body_budget
             own.on_end(quart_request.body.close)
+            nursery.start_soon(self.handle_messages, nursery, quart_request, receive)
             try:
-                nursery.start_soon(self.handle_messages, nursery, quart_request, receive)
                 await self.handle_request(nursery, quart_request, answer.send)
             finally:
                 own.close()
-                _log(scope, answer, own.request_id, trio.current_time() - started_s)
 
 
 def _path_only(target: str) -> str:
@@ -84,12 +83,42 @@ def _path_only(target: str) -> str:
     return "/" + target.partition("://")[2].partition("/")[2]
 
 
+async def _fail(own: RequestScope, answer: _Answer, error: Exception) -> None:
+    """Answer for an exception that the framework did not. Once it understood the request, it is a bug."""
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+        cause = cause.exceptions[0]
+    kind = type(cause).__name__
+    failure: RequestError | ServiceError
+    if own.is_routed:
+        failure = internal_error(own.request_id)
+        place = traceback.extract_tb(cause.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}"
+        log.error("internal error, request id %s: %s at %s", own.request_id, kind, where)
+    else:
+        failure = RequestError(f"this request cannot be understood ({kind})", code="invalid_request")
+    log.debug("request id %s", own.request_id, exc_info=cause)
+    own.refusal = failure
+    if answer.status is not None:
+        return  # Returning now cuts the connection, so that nobody takes the answer for whole.
+    body = error_bytes(failure)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (HEADER.lower().encode(), own.request_id.encode()),
+    ]
+    start = {"type": "http.response.start", "status": failure.status, "headers": headers}
+    await answer.send(cast(ASGISendEvent, start))
+    await answer.send(cast(ASGISendEvent, {"type": "http.response.body", "body": body, "more_body": False}))
+
+
 class _Answer:
     """The sending side of one request."""
 
-    def __init__(self, send: ASGISendCallable, nursery: trio.Nursery) -> None:
+    nursery: trio.Nursery
+
+    def __init__(self, send: ASGISendCallable) -> None:
         self._send = send
-        self._nursery = nursery
         self._lock = trio.Lock()
         self._last_sent_s = 0.0
         self.status: int | None = None
@@ -114,7 +143,7 @@ class _Answer:
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream")
                 for name, value in event["headers"]
             ):
-                self._nursery.start_soon(self._ping)
+                self.nursery.start_soon(self._ping)
 
     async def _ping(self) -> None:
         while not self.complete:
@@ -129,17 +158,3 @@ class _Answer:
             if not self.complete:
                 await self._send({"type": "http.response.body", "body": PING, "more_body": True})
                 self._last_sent_s = trio.current_time()
-
-
-def _log(scope: dict[str, Any], answer: _Answer, request_id: str, duration_s: float) -> None:
-    status = answer.status if answer.status is not None else "-"
-    log.log(
-        logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO,
-        "%s %.200s %s%s %.1f ms %s",
-        scope["method"],
-        ascii(scope["path"]),
-        status,
-        "" if answer.complete else " (client left)",
-        duration_s * 1000,
-        request_id,
-    )

@@ -32,7 +32,7 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
+    "reasoning_effort": ("none", "medium"),
     "verbosity": ("medium",),
     "web_search_options": (),
     "echo": (False,),

@@ -3,11 +3,15 @@
 hypercorn's own trio shell has no deadline on a send, so a client that stops reading holds its request and
 a shutdown for ever; it does not notice a client leaving while further bytes of it wait unread; it closes
 in the middle of a body so that the client may miss the answer. This shell does none of that.
+
+A client that says it sends nothing more (a half-close) looks just like one that has left, until something is
+written to it: the second one's machine answers that with a reset. So it is written to (see `begun.Begun`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 from typing import Any, cast
@@ -22,8 +26,18 @@ from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from ksana.gateway.http1 import MAX_RECEIVE, ClientLeft, Http1, Pause, acquire
-from ksana.gateway.limits import HEAD_TIMEOUT_S, LINGER_BYTES, LINGER_S, SEND_PIECE_BYTES, SEND_TIMEOUT_S
+from ksana.gateway.http1 import MAX_RECEIVE, Http1, Pause, acquire
+from ksana.gateway.limits import (
+    HEAD_TIMEOUT_S,
+    LINGER_BYTES,
+    LINGER_S,
+    PROBE_EVERY_S,
+    SEND_PIECE_BYTES,
+    SEND_TIMEOUT_S,
+)
+
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
+"""How long until the next look whether a reset has come."""
 
 
 class Connection:
@@ -47,7 +61,11 @@ class Connection:
         self._idle_limit = trio.CancelScope()
         self.idle_since_s: float | None = trio.current_time()
         self.busy_since_s = 0.0
+        self._watching: trio.CancelScope | None = None
+        """Of the task that finds out whether a client that sends nothing more is still there."""
         self._closing = False
+        self._is_over = False
+        """Nothing is read any more."""
         self._aborted = False
 
     async def run(self) -> None:
@@ -71,9 +89,14 @@ class Connection:
                     parse_socket_addr(sock.family, here),
                     self._send,
                 )
-                cast(Any, self._protocol).can_read = Pause(self._stream, self._protocol)
+                cast(Any, self._protocol).can_read = Pause(
+                    self._stream, self._protocol, self._watch_for_leaving, self._reading.cancel
+                )
                 await self._become_idle()
                 await self._read()
+                self._is_over = True
+                if self._watching is not None:
+                    self._watching.cancel()
                 await self._idle.stop()
         finally:
             await trio.aclose_forcefully(self._stream)
@@ -107,21 +130,51 @@ class Connection:
                 if self._closing:
                     num_discarded += len(data)
                 else:
-                    try:
-                        await self._protocol.handle(RawData(bytes(data)))
-                    except ClientLeft:
-                        break
+                    await self._protocol.handle(RawData(bytes(data)))
                     self._limit_head()
                 if not data:
+                    if self.idle_since_s is None:
+                        self._watch_for_leaving()
+                        # Until the answer is given or nobody is left to take it; both cancel this.
+                        await trio.sleep_forever()
                     break
         await self._protocol.handle(Closed())
+
+    def _watch_for_leaving(self) -> None:
+        """The client sends nothing more, but may still read."""
+        if self._watching is None:
+            self._watching = trio.CancelScope()
+            self._tasks.spawn(self._watch)
+
+    async def _watch(self) -> None:
+        assert self._watching is not None
+        poll = select.poll()
+        poll.register(self._stream.socket.fileno(), 0)  # only whether it is broken
+        pause_s, probe_every_s, probe_s = _SHORTEST_LOOK_S, PROBE_EVERY_S, trio.current_time()
+        with self._watching:
+            while not poll.poll(0):
+                if trio.current_time() >= probe_s:
+                    await self._probe()
+                    probe_s = trio.current_time() + probe_every_s
+                    probe_every_s *= 2
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+            self._reading.cancel()
+
+    async def _probe(self) -> None:
+        await acquire(self._send_lock)
+        try:
+            if not self._closing:
+                await self._send_bytes(self._protocol.begun.next(self._protocol.connection.our_state))
+        finally:
+            self._send_lock.release()
 
     async def _send(self, event: Event) -> None:
         """What hypercorn wants done to the socket."""
         if isinstance(event, RawData):
             await acquire(self._send_lock)
             try:
-                await self._send_bytes(event.data)
+                await self._send_bytes(self._protocol.begun.rest_of(event.data))
             finally:
                 self._send_lock.release()
         elif isinstance(event, Closed):
@@ -172,6 +225,8 @@ class Connection:
         await self._idle.restart(self._tasks, self._close_when_idle)
 
     async def _close_when_idle(self) -> None:
+        if self._is_over:  # an answer that was being finished when its client left
+            return
         with self._idle_limit:
             await self._context.terminated.wait()
         self._reading.cancel()

@@ -6,11 +6,12 @@ import logging
 from typing import Any
 
 import msgspec
-from quart import Response, g
+from quart import Response
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
 from ksana.errors import KsanaError, RequestError, ServiceError
+from ksana.gateway.request_scope import request_scope
 from ksana.messages.outputs import Aborted, Failed, Finished, Outcome
 
 log = logging.getLogger("ksana.gateway")
@@ -37,10 +38,15 @@ def error_body(error: ApiError) -> dict[str, Any]:
     }
 
 
+def error_bytes(error: ApiError) -> bytes:
+    """The body of an answer that is an error."""
+    return msgspec.json.encode(error_body(error))
+
+
 def error_response(error: ApiError) -> Response:
-    response = Response(
-        msgspec.json.encode(error_body(error)), status=error.status, content_type="application/json"
-    )
+    """The answer to the current request, whose log line will tell the error."""
+    request_scope().refusal = error
+    response = Response(error_bytes(error), status=error.status, content_type="application/json")
     if isinstance(error, ServiceError):
         retry_after_s = (
             _RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
@@ -82,9 +88,8 @@ def _failed(failed: Failed) -> ApiError:
     )
 
 
-def internal_error() -> ServiceError:
+def internal_error(request_id: str) -> ServiceError:
     """What is told of a bug: nothing but where to find it in the log."""
-    request_id = g.get("request_id", "")
     return ServiceError(
         f"internal error; the server's log has it under request id {request_id}", code="internal_error"
     )
@@ -123,10 +128,12 @@ def add_handlers(app: QuartTrio) -> None:
     async def on_ksana_error(error: KsanaError) -> Response:
         if isinstance(error, RequestError | ServiceError):
             return error_response(error)
-        log.error("unexpected %s: %s", type(error).__name__, error)
-        return error_response(internal_error())
+        request_id = request_scope().request_id
+        log.error("request id %s: unexpected %s: %s", request_id, type(error).__name__, error)
+        return error_response(internal_error(request_id))
 
     @app.errorhandler(Exception)
     async def on_bug(error: Exception) -> Response:
-        log.error("internal error, request id %s", g.get("request_id", ""), exc_info=error)
-        return error_response(internal_error())
+        request_id = request_scope().request_id
+        log.error("internal error, request id %s", request_id, exc_info=error)
+        return error_response(internal_error(request_id))

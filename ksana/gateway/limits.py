@@ -29,6 +29,9 @@ LINGER_S = 2.0
 LINGER_BYTES = 32 << 20
 """After a refusal in the middle of a body, what is still read and dropped, so that the client sees it."""
 
+PROBE_EVERY_S = 1.0
+"""A client that sends nothing more is written to at once, after this long, after twice that, and so on."""
+
 PING_INTERVAL_S = 15.0
 """An event stream that has been silent this long gets a comment, so that proxies keep it open."""
 
@@ -48,6 +51,9 @@ MAX_REQUEST_ID = 128
 
 EXTRA_CONNECTIONS = 512
 """Connections beyond one for each request that may run or wait: idle ones, health checks, refusals."""
+
+REFUSAL_LOG_EVERY_S = 1.0
+"""Connections beyond that are told of in one line for all."""
 
 ENGINE_GRACE_S = 30.0
 """The engine ends every request by its deadline; this much later the gateway stops waiting for it."""

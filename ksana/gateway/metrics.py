@@ -221,6 +221,7 @@ def _labelled_counters(
             ("timeout", remote.num_store_timeouts),
             ("missing", remote.num_missing_blocks),
             ("corrupt", remote.num_corrupt_blocks),
+            ("unusable", remote.num_unusable_blocks),
             ("unsaved", remote.num_unsaved_blocks),
             ("breaker_opened", remote.num_breaker_openings),
         ),

@@ -14,12 +14,6 @@ from ksana.messages.outputs import Finished, PromptAccepted, TextDelta, Usage
 
 FINGERPRINT = f"ksana-{version('ksana')}"
 
-# No JSON text can hold this unescaped, so it marks places in encoded templates.
-_SLOT = "\x00slot\x00"
-_ENCODED_SLOT = sse.encode_json(_SLOT)
-_INDEX = 987654321
-_ENCODED_INDEX = str(_INDEX).encode()
-
 
 def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
     """Token counts of all prompts together."""
@@ -40,6 +34,10 @@ class _OpenAiForm:
     prefix: str
     whole_kind: str
     chunk_kind: str
+    before_text: bytes
+    """A choice of a chunk, from behind the number of its index to its text."""
+    after_text: bytes
+    """From behind the text to the end of the choice."""
 
     def __init__(self, model: str, created: int, include_usage: bool) -> None:
         self._head = {
@@ -50,12 +48,14 @@ class _OpenAiForm:
             "system_fingerprint": FINGERPRINT,
         }
         self._include_usage = include_usage
-        template = self._chunk([self._choice(_INDEX, _SLOT, None)])
-        before, after = sse.event(template).split(_ENCODED_SLOT)
-        self._before_index, self._before_text = before.split(_ENCODED_INDEX)
-        self._after_text = after
+        # What all chunks with text have in common is encoded once; each part by itself, so that it does not
+        # matter what the model is called.
+        head = sse.encode_line({**self._head, "object": self.chunk_kind}).removesuffix(b"}")
+        self._before_index = b"data: " + head + b',"choices":[{"index":'
+        self._after_text = self.after_text + b"]" + (b',"usage":null' if include_usage else b"") + b"}\n\n"
 
     def _choice(self, index: int, text: str | None, finished: Finished | None) -> dict[str, Any]:
+        """A choice of a chunk, equal to what `before_text` and `after_text` make where it has a text."""
         raise NotImplementedError
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class _OpenAiForm:
         if not event.text:
             return b""
         text = sse.encode_line(event.text)
-        return b"%b%d%b%b%b" % (self._before_index, index, self._before_text, text, self._after_text)
+        return b"%b%d%b%b%b" % (self._before_index, index, self.before_text, text, self._after_text)
 
     def finished(self, index: int, finished: Finished) -> bytes:
         return sse.event(self._chunk([self._choice(index, None, finished)]))
@@ -85,6 +85,8 @@ class ChatForm(_OpenAiForm):
     prefix = "chatcmpl-"
     whole_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    before_text = b',"delta":{"content":'
+    after_text = b'},"logprobs":null,"finish_reason":null}'
 
     def _choice(self, index: int, text: str | None, finished: Finished | None) -> dict[str, Any]:
         return {
@@ -119,6 +121,8 @@ class CompletionForm(_OpenAiForm):
     prefix = "cmpl-"
     whole_kind = "text_completion"
     chunk_kind = "text_completion"
+    before_text = b',"text":'
+    after_text = b',"logprobs":null,"finish_reason":null}'
 
     def _choice(self, index: int, text: str | None, finished: Finished | None) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 _AT = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(.*)`$", re.DOTALL)
+_QUOTED_VALUE = re.compile(r"Invalid enum value .*", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(.*)`$", re.DOTALL)
 
 
@@ -104,6 +105,8 @@ def _named(text: str, kind: type[Any], prefix: str) -> RequestError:
         param = inside + missing[1]
         return RequestError(f"field {param!r} is required", param=param, code="missing_parameter")
     param = prefix + path
+    # msgspec quotes the whole value, however long, and a prompt in the wrong field is a prompt.
+    what = _QUOTED_VALUE.sub("it is no value that is known here", what)
     return RequestError(f"field {param!r}: {what}", param=param or None, code="invalid_value")
 
 

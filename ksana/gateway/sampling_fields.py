@@ -21,6 +21,8 @@ from ksana.sampling.params import MAX_STOP_STRING_LEN, MAX_STOP_STRINGS, MAX_STO
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_LEN)]
+OneStopString = Annotated[str, Meta(max_length=MAX_STOP_STRING_LEN)]
+"""An empty one by itself, as forms send that nobody filled in, is none."""
 Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]
 
 
@@ -47,7 +49,7 @@ class OpenAiFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
     min_p: float | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: OneStopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -73,7 +75,7 @@ class OpenAiFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     def sampling(self, max_tokens: int | None) -> SamplingParams:
         """The message's parameters; a seed is drawn where none was given, so that the run can be repeated."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = [self.stop] if isinstance(self.stop, str) and self.stop else self.stop or []
         return SamplingParams(
             seed=draw_seed() if self.seed is None else self.seed % (1 << 64),
             max_tokens=max_tokens,
@@ -121,5 +123,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "priority": (0,),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
 }
 """Fields of OpenAI and vLLM on both routes that are accepted only where they change nothing."""

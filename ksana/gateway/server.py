@@ -16,7 +16,13 @@ from hypercorn.typing import ASGIFramework
 from ksana.config import Settings
 from ksana.errors import ConfigError
 from ksana.gateway.connection import Connection
-from ksana.gateway.limits import BODY_GRACE_S, CLOSE_GRACE_S, EXTRA_CONNECTIONS, IDLE_TIMEOUT_S
+from ksana.gateway.limits import (
+    BODY_GRACE_S,
+    CLOSE_GRACE_S,
+    EXTRA_CONNECTIONS,
+    IDLE_TIMEOUT_S,
+    REFUSAL_LOG_EVERY_S,
+)
 from ksana.gateway.traffic import Traffic
 
 log = logging.getLogger("ksana.gateway")
@@ -53,6 +59,8 @@ class Server:
         self._no_connections = trio.Event()
         self._no_connections.set()
         self._max_connections = max_connections(settings)
+        self._num_untold = 0
+        self._next_telling_s = 0.0
 
     async def serve(self, *, task_status: trio.TaskStatus[list[tuple[str, int]]]) -> None:
         """Listen until stopped. Reports the addresses listened at, with the port that was picked for port 0.
@@ -75,6 +83,7 @@ class Server:
 
     async def _handle(self, stream: trio.SocketStream) -> None:
         if len(self._connections) >= self._max_connections and not self._make_room():
+            self._tell_of_refusal()
             await _refuse(stream)
             return
         connection = Connection(self._app, self._config, self._context, stream)
@@ -91,6 +100,17 @@ class Server:
             self._connections.discard(connection)
             if not self._connections:
                 self._no_connections.set()
+
+    def _tell_of_refusal(self) -> None:
+        """At most once in a while: a crowd that is refused must not fill the log too."""
+        self._num_untold += 1
+        if trio.current_time() >= self._next_telling_s:
+            log.warning(
+                "503 to %d connections: too many, %d are open (code=too_many_connections)",
+                self._num_untold,
+                len(self._connections),
+            )
+            self._num_untold, self._next_telling_s = 0, trio.current_time() + REFUSAL_LOG_EVERY_S
 
     def _make_room(self) -> bool:
         """Close the connection that has been idle for longest; if none is, the one whose request body has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ import msgspec
 
 from ksana.errors import ConfigError
 from ksana.journal.format import MAX_SEGMENTS, SEGMENT_NAME, segment_name
+from ksana.private_files import exposure, make_private_directories, open_private
+
+log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 
@@ -33,15 +37,16 @@ class SegmentFiles:
     """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
-        """Makes the directory if need be and locks it. Raises ConfigError."""
+        """Makes the directory if need be, for its owner alone as all files in it, and locks it. Raises
+        ConfigError."""
         self.directory = directory
         self._max_bytes = max_bytes
         self._guard = threading.Lock()
         self._file: io.FileIO | None = None
         self._number = 0
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(directory / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            make_private_directories(directory)
+            self._lock = open_private(directory / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
             raise ConfigError(f"the journal {directory} cannot be written: {error.strerror}") from None
         try:
@@ -52,6 +57,14 @@ class SegmentFiles:
             in_use = isinstance(error, BlockingIOError)
             reason = "another process writes its journal there" if in_use else error.strerror
             raise ConfigError(f"the journal {directory} cannot be written: {reason}") from None
+        exposed = exposure(directory)
+        if exposed is not None:
+            log.warning(
+                "the journal %s %s, and prompts are in it unless it is redacted: `chmod 700` it, or name "
+                "another directory",
+                directory,
+                exposed,
+            )
         if self.next_number > MAX_SEGMENTS - MAX_SEGMENTS // 10:
             os.close(self._lock)
             raise ConfigError(f"the journal {directory} has no numbers left: take another directory")
@@ -90,8 +103,8 @@ class SegmentFiles:
         if self._file is not None:
             self._file.close()
             self._file = None
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        descriptor = os.open(self.directory / segment_name(number), flags, 0o600)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        descriptor = open_private(self.directory / segment_name(number), flags)
         self._file = io.FileIO(descriptor, "wb")
         self._number = number
         self._sizes[number] = 0

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from ksana.errors import ConfigError
+from ksana.private_files import open_private, warn_if_exposed
 
 KEY_BYTES = 32
 
@@ -35,13 +36,14 @@ def read_or_make_key(file: str | None) -> bytes:
     path = Path(file)
     try:
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            descriptor = open_private(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             # A pipe that nobody writes to would be waited for in vain.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as existing:
                 if not stat.S_ISREG(os.fstat(existing.fileno()).st_mode):
                     raise ConfigError(f"the journal's key file {path} is no regular file") from None
                 text = existing.read(2 * KEY_BYTES + 64)
+            warn_if_exposed(path, "the journal's key file")
         else:
             with os.fdopen(descriptor, "w") as made:
                 made.write(key.hex() + "\n")

@@ -191,7 +191,7 @@ class Loads:
             self._state.free_load_slots += [stored.slot for stored in operation.blocks]
             return
         load.num_orders -= 1
-        if answer.error is not None and load.error is None:
+        if answer.error is not None and load.error is None and not _is_fault_of_keys(answer):
             load.error = answer.error
         staged: list[StagedBlock] = []
         for wanted, stored, result in zip(operation.wanted, operation.blocks, answer.results, strict=True):
@@ -351,3 +351,8 @@ class Loads:
                 return load
         self._state.counters.num_late_answers += 1
         return None
+
+
+def _is_fault_of_keys(answer: StoreFetched) -> bool:
+    """What did not come could not, but the store is well: it is computed, without a line for each request."""
+    return not answer.timed_out and not {"failed", "corrupt"} & set(answer.results)

@@ -22,6 +22,7 @@ from ksana.messages.stores import (
 
 StoreAnswer = StoreFound | StoreFetched | StoreSaved
 
+_NOT_THERE = ("missing", "corrupt", "unusable")
 PROBE_KEY = b"ksana probe"
 PROBE_TIMEOUT_S = 1.0
 
@@ -130,6 +131,7 @@ class StoreOrders:
             counters.num_corrupt_blocks += num_corrupt
             counters.num_missing_blocks += sum(result == "missing" for result in answer.results)
             failed = "failed" in answer.results
+            self._count_unusable(out, answer)
             if num_corrupt:
                 out.log("warning", f"the remote cache gave {num_corrupt} damaged blocks: {answer.error}")
         if answer.timed_out:
@@ -143,8 +145,21 @@ class StoreOrders:
         elif failed:
             counters.num_store_errors += 1
             breaker.failed(out.now_s, weight)
-        else:
+        elif isinstance(answer, StoreFound) or any(result != "unusable" for result in answer.results):
             breaker.succeeded(weight)
+
+    def _count_unusable(self, out: Activation, answer: StoreFetched | StoreSaved) -> None:
+        """The fault of single keys, which says nothing of the store. A line for the first, the tenth, ..."""
+        counters = self._state.counters
+        before = counters.num_unusable_blocks
+        counters.num_unusable_blocks += sum(result == "unusable" for result in answer.results)
+        now = counters.num_unusable_blocks
+        if now > before and (before == 0 or len(str(now)) > len(str(before))):
+            out.log(
+                "warning",
+                f"so far {now} blocks could not be used for what stands in their places in the remote cache, "
+                f"the others are: {answer.error}",
+            )
 
     def _was_cut_short(self, operation: Operation, answer: StoreAnswer) -> bool:
         """Whether the load ended before the store could be blamed for being late."""
@@ -161,7 +176,7 @@ class StoreOrders:
                 self.known_keys.discard(key for key, there in missing if not there)
             return
         results = list(zip(operation.blocks, answer.results, strict=True))
-        self.known_keys.discard(block.key for block, result in results if result in ("missing", "corrupt"))
+        self.known_keys.discard(block.key for block, result in results if result in _NOT_THERE)
         if isinstance(answer, StoreFetched) and not answer.timed_out:
             # Maybe the store is only out of reach, but it may have values that it can never read: those are
             # to be written anew, and a needless write costs little.

@@ -94,6 +94,7 @@ class RemoteCacheLoader:
             num_loaded_bytes=counters.num_loaded_bytes,
             num_missing_blocks=counters.num_missing_blocks,
             num_corrupt_blocks=counters.num_corrupt_blocks,
+            num_unusable_blocks=counters.num_unusable_blocks,
             num_store_errors=counters.num_store_errors,
             num_store_timeouts=counters.num_store_timeouts,
             num_saved_blocks=counters.num_saved_blocks,

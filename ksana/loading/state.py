@@ -54,6 +54,7 @@ class Counters(msgspec.Struct, kw_only=True):
     num_loaded_bytes: int = 0
     num_missing_blocks: int = 0
     num_corrupt_blocks: int = 0
+    num_unusable_blocks: int = 0
     num_store_errors: int = 0
     num_store_timeouts: int = 0
     num_saved_blocks: int = 0

@@ -61,6 +61,9 @@ class NewRequestBlocks(Value):
     """Admission: the request is refused (BlocksRefused `no_room`) unless blocks for this many leading
     tokens could be had now (free or evictable, and not set aside for requests admitted before it), so
     that a long prompt is not admitted into a pool that cannot hold it."""
+    num_tokens_at_most: int = 0
+    """Tokens that need KV before the request ends at the latest: it is refused for good (`never`) where the
+    pool does not hold them all. 0: not known."""
     resumed: bool = False
     """It ran before (preempted, or the worker was lost): its hits are not counted again."""
 

@@ -17,9 +17,10 @@ from ksana.messages.base import Message, Value
 FA_KIND = b"f"
 SWA_KIND = b"s"
 
-ItemResult = Literal["ok", "missing", "corrupt", "failed"]
-"""`missing`: the store does not have it. `corrupt`: it has something else than was put there. `failed`: the
-store could not be reached, or did not answer in time."""
+ItemResult = Literal["ok", "missing", "corrupt", "unusable", "failed"]
+"""`missing`: the store does not have it. `corrupt`: it has something else than was put there. `unusable`:
+what stands in this key's place is no value and cannot become one, but the store is well. `failed`: the store
+could not be reached, or did not answer in time."""
 
 
 class StoredBlock(Value, array_like=True):
@@ -81,7 +82,7 @@ class StoreSave(Message):
 
 
 class StoreSaved(Message):
-    """store -> loader. One result per block: `ok` or `failed`."""
+    """store -> loader. One result per block: `ok`, `unusable` or `failed`."""
 
     op_id: int
     results: tuple[ItemResult, ...]
@@ -104,6 +105,8 @@ class RemoteCacheStatus(Value):
     num_missing_blocks: int = 0
     """The store said it had them, and then did not."""
     num_corrupt_blocks: int = 0
+    num_unusable_blocks: int = 0
+    """Blocks that could not be read or saved because of what stands in their places in the store."""
     num_store_errors: int = 0
     """Orders that the store answered with an error."""
     num_store_timeouts: int = 0

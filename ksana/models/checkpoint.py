@@ -6,6 +6,7 @@ read, and nothing is there that nobody asked for. What is read is checked to be 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ksana.errors import ModelLoadError
+from ksana.json_object import read_json_object
 from ksana.models.family import Array, Family
 from ksana.models.fields import Fields
 from ksana.models.gguf_file import READABLE_TYPES, GgufFile
@@ -24,6 +26,7 @@ from ksana.models.registry import FAMILIES, family_of_config, family_of_gguf
 from ksana.models.safetensors_file import ITEM_BYTES, open_directory
 from ksana.models.spec import ModelSpec
 from ksana.models.tensors import TensorRole, decoder_tensors, head_tensor
+from ksana.shown import shown, shown_path
 
 MAX_CONFIG_BYTES = 10_000_000
 GENERATION_CONFIG = "generation_config.json"
@@ -88,7 +91,7 @@ class Checkpoint:
         if unknown:
             file, stored_name = self._stored[unknown[0]]
             raise ModelLoadError(
-                f"{file.path}: tensor {stored_name!r} is not part of a {self.spec.family} model of this "
+                f"{file.path}: tensor {shown(stored_name)} is not part of a {self.spec.family} model of this "
                 f"configuration ({len(unknown)} such tensors); leaving it out would give wrong answers"
             )
 
@@ -96,17 +99,17 @@ class Checkpoint:
         name = self.stored_name(tensor.role, tensor.layer)
         if name not in self._stored:
             hint = " (tie_word_embeddings is false)" if tensor.role == "head" else ""
-            raise ModelLoadError(f"{self.path}: tensor {name!r} is missing{hint}")
+            raise ModelLoadError(f"{self.path}: tensor {shown(name)} is missing{hint}")
         file, stored_name = self._stored[name]
         stored = file.tensors[stored_name]
         if stored.shape != tensor.shape:
             raise ModelLoadError(
-                f"{file.path}: tensor {stored_name!r} has shape {list(stored.shape)}, "
+                f"{file.path}: tensor {shown(stored_name)} has shape {shown(list(stored.shape))}, "
                 f"the configuration gives {list(tensor.shape)}"
             )
         if stored.type_name not in self._readable:
             raise ModelLoadError(
-                f"{file.path}: tensor {stored_name!r} has type {stored.type_name}; "
+                f"{file.path}: tensor {shown(stored_name)} has type {stored.type_name}; "
                 f"supported: {', '.join(self._readable)}"
             )
 
@@ -118,8 +121,9 @@ class Checkpoint:
         file, stored_name = self._stored[self.stored_name(role, layer)]
         values = file.read(stored_name)
         if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
-            raise ModelLoadError(f"{file.path}: tensor {stored_name!r} holds values that are not finite")
-        return np.ascontiguousarray(self._transform(self.spec, role, values))
+            raise ModelLoadError(f"{file.path}: tensor {shown(stored_name)} holds values that are not finite")
+        # A file may place its data at any byte; kernels want whole words.
+        return np.require(self._transform(self.spec, role, values), requirements=["C", "A"])
 
     def stored_tensors(self) -> list[tuple[StoredTensor, npt.NDArray[np.uint8]]]:
         """Every stored tensor with its bytes, by name: what a fingerprint is made of."""
@@ -171,21 +175,13 @@ def _identify(path: Path) -> tuple[ModelSpec, Family, GgufFile | None]:
 
 def read_json(path: Path) -> Fields:
     """A configuration file. Raises ModelLoadError if it cannot be read or is not a JSON object."""
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelLoadError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-        values = msgspec.json.decode(path.read_bytes(), type=dict)
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: not a JSON object: {error}") from None
-    return Fields(values, str(path))
+    return Fields(read_json_object(path, MAX_CONFIG_BYTES), shown_path(path))
 
 
 def _more_end_tokens(directory: Path) -> tuple[int, ...]:
     """End tokens that only generation_config.json names, as some chat models do. Nothing else is taken
     from that file: sampling is what the request says."""
-    if not (directory / GENERATION_CONFIG).is_file():
+    if not os.path.lexists(directory / GENERATION_CONFIG):
         return ()
     return read_json(directory / GENERATION_CONFIG).token_ids("eos_token_id")
 

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ksana.errors import ModelLoadError
+from ksana.shown import shown
 
 MAX_SIZE = 1 << 24
-"""No layer count, vocabulary or context of a decoder is larger; what claims more is broken or hostile."""
+"""No vocabulary or context of a decoder is larger; what claims more is broken or hostile."""
+MAX_LAYERS = 4096
+"""The deepest decoders have some 130 layers. Much is made per layer before a tensor is looked at."""
+MAX_END_TOKENS = 256
+"""Ids that end an answer; models name a handful."""
 
 
 class Fields:
@@ -35,32 +40,41 @@ class Fields:
             return default
         return value
 
-    def size(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """An integer from `at_least` to MAX_SIZE."""
+    def size(
+        self, key: str, default: int | None = None, *, at_least: int = 1, at_most: int = MAX_SIZE
+    ) -> int:
+        """An integer from `at_least` to `at_most`."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_SIZE:
-            raise self.fail(key, f"is {value!r}, not an integer from {at_least} to {MAX_SIZE}")
+        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+            raise self.fail(key, f"is {shown(value)}, not an integer from {at_least} to {at_most}")
         return value
+
+    def num_layers(self, key: str, default: int | None = None) -> int:
+        return self.size(key, default, at_most=MAX_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(key, f"is {value!r}, not a number")
-        if not (math.isfinite(value) and value > 0):
-            raise self.fail(key, f"is {value!r}, not a finite number above 0")
-        return float(value)
+            raise self.fail(key, f"is {shown(value)}, not a number")
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            number = math.inf
+        if not (math.isfinite(number) and number > 0):
+            raise self.fail(key, f"is {shown(value)}, not a finite number above 0")
+        return number
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"is {value!r}, not true or false")
+            raise self.fail(key, f"is {shown(value)}, not true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise self.fail(key, f"is {value!r}, not a string")
+            raise self.fail(key, f"is {shown(value)}, not a string")
         return value
 
     def token_id(self, key: str) -> int | None:
@@ -71,9 +85,11 @@ class Fields:
         """One token id or a list of them."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
+        if len(ids) > MAX_END_TOKENS:
+            raise self.fail(key, f"lists {len(ids)} tokens; {MAX_END_TOKENS} are allowed")
         for item in ids:
             if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_SIZE:
-                raise self.fail(key, f"holds {item!r}, not a token id")
+                raise self.fail(key, f"holds {shown(item)}, not a token id")
         return tuple(ids)
 
     def section(self, key: str) -> Fields | None:
@@ -82,11 +98,11 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.fail(key, f"is {value!r}, not an object")
+            raise self.fail(key, f"is {shown(value)}, not an object")
         return Fields(value, f"{self.source}: {key}")
 
     def refuse_unless(self, key: str, neutral: tuple[Any, ...], reason: str) -> None:
         """Fail when a value is present and would change the computation in a way that is not built."""
         value = self.values.get(key)
         if value is not None and value not in neutral:
-            raise self.fail(key, f"is {value!r}: {reason}")
+            raise self.fail(key, f"is {shown(value)}: {reason}")

@@ -11,8 +11,9 @@ from ksana.models.gguf_file import GgufFile
 from ksana.models.gguf_spec import common_gguf_fields
 from ksana.models.llama import ATTENTION_NAMES, MLP_NAMES, OUTER_NAMES
 from ksana.models.llama import GGUF_NAMES as LLAMA_GGUF_NAMES
-from ksana.models.rope_config import is_nested, rope_from_gguf, rope_from_section
+from ksana.models.rope_config import rope_from_gguf, rope_from_section, rope_sections
 from ksana.models.spec import LayerKind, ModelSpec, RopeSpec
+from ksana.shown import shown
 
 THETA_FULL, THETA_SLIDING = 1_000_000.0, 10_000.0
 DEFAULT_PATTERN = 6
@@ -46,7 +47,7 @@ def spec_from_config(config: Fields) -> ModelSpec:
     text.refuse_unless("final_logit_softcapping", (), "soft caps are not built")
     text.refuse_unless("use_bidirectional_attention", (False,), "only causal attention is built")
     num_heads = text.size("num_attention_heads", 8)
-    num_layers = text.size("num_hidden_layers", 26)
+    num_layers = text.num_layers("num_hidden_layers", 26)
     hidden_size = text.size("hidden_size", 2304)
     kinds = _kinds_from_config(text, num_layers)
     rope, rope_local = _ropes_from_config(text)
@@ -87,9 +88,9 @@ def _kinds_from_config(text: Fields, num_layers: int) -> tuple[LayerKind, ...]:
     given = text.values["layer_types"]
     if not isinstance(given, list) or len(given) != num_layers:
         raise text.fail("layer_types", f"must list {num_layers} layers")
-    unknown = [name for name in given if name not in names]
+    unknown = [name for name in given if not isinstance(name, str) or name not in names]
     if unknown:
-        raise text.fail("layer_types", f"names {unknown[0]!r}; known are {', '.join(names)}")
+        raise text.fail("layer_types", f"names {shown(unknown[0])}; known are {', '.join(names)}")
     return tuple(names[name] for name in given)
 
 
@@ -98,16 +99,10 @@ def _ropes_from_config(text: Fields) -> tuple[RopeSpec, RopeSpec]:
     max_position = text.size("max_position_embeddings", 131_072)
     theta_full = text.number("rope_theta", THETA_FULL)
     theta_sliding = text.number("rope_local_base_freq", THETA_SLIDING)
-    parameters, scaling = text.section("rope_parameters"), text.section("rope_scaling")
-    full, sliding = scaling, None
-    for section in (scaling, parameters):
-        if section is not None and is_nested(section):
-            full, sliding = section.section("full_attention"), section.section("sliding_attention")
-    if scaling is None and parameters is not None and not is_nested(parameters):
-        full = parameters
+    sections = rope_sections(text)
     return (
-        rope_from_section(full, theta_full, max_position),
-        rope_from_section(sliding, theta_sliding, max_position),
+        rope_from_section(sections.get("full_attention"), theta_full, max_position),
+        rope_from_section(sections.get("sliding_attention"), theta_sliding, max_position),
     )
 
 

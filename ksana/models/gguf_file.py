@@ -9,6 +9,7 @@ not used because it trusts lengths and takes seconds for a large vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import struct
@@ -22,9 +23,23 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from ksana.errors import ModelLoadError
+from ksana.models.safetensors_file import map_file
+from ksana.shown import shown
 
 MAX_DIMS = 4
-MAX_NAME_BYTES = 65_536
+MAX_NAME_BYTES = 1024
+"""Of a key or a tensor. ggml allows keys of 65,535 and tensor names of 63; real ones have some 50."""
+MAX_ENTRIES = 4096
+"""Of the metadata. Real files have some 50."""
+MAX_TENSORS = 1 << 16
+MAX_STRING_BYTES = 16 << 20
+"""A chat template, a licence."""
+MAX_STRINGS = 1 << 21
+"""In all arrays together: a vocabulary of 262,144 with its merges has 777,058."""
+MAX_STRINGS_BYTES = 64 << 20
+"""Of one array."""
+MAX_DECODED_ITEMS = 1 << 21
+"""Of one array of numbers."""
 DEQUANTIZE_ITEMS = 1 << 18
 
 READABLE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -52,7 +67,7 @@ class _Cursor:
     """Reads forward through the mapped file and never past its end."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data, self.path, self.offset = data, path, 0
+        self.data, self.path, self.offset, self.num_strings = data, path, 0, 0
 
     def _advance(self, num_bytes: int, what: str) -> int:
         start = self.offset
@@ -66,9 +81,9 @@ class _Cursor:
         start = self._advance(struct.calcsize("<" + code), what)
         return struct.unpack_from("<" + code, self.data, start)[0]
 
-    def string(self, what: str, max_bytes: int | None = None) -> str:
+    def string(self, what: str, max_bytes: int = MAX_STRING_BYTES) -> str:
         length = self.scalar("Q", what)
-        if max_bytes is not None and length > max_bytes:
+        if length > max_bytes:
             raise ModelLoadError(
                 f"{self.path}: {what} claims {length} bytes, at most {max_bytes} are allowed"
             )
@@ -90,12 +105,19 @@ class _Cursor:
         unpack, data, end, offset = struct.Struct("<Q").unpack_from, self.data, len(self.data), self.offset
         if count > (end - offset) // 8:
             raise ModelLoadError(f"{self.path}: cut off: {what} claims {count} strings")
+        self.num_strings += count
+        if self.num_strings > MAX_STRINGS:
+            raise ModelLoadError(f"{self.path}: {what} brings the file to more than {MAX_STRINGS} strings")
         for _ in range(count):
             if offset > end - 8:
                 raise ModelLoadError(f"{self.path}: cut off inside {what}")
             offset += 8 + unpack(data, offset)[0]
         if offset > end:
             raise ModelLoadError(f"{self.path}: cut off inside {what}")
+        if offset - self.offset > MAX_STRINGS_BYTES:
+            raise ModelLoadError(
+                f"{self.path}: {what} has {offset - self.offset} bytes; {MAX_STRINGS_BYTES} are allowed"
+            )
         self.offset = offset
 
 
@@ -118,11 +140,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path}: cannot be read: {error}") from error
+        self._data = map_file(path)
         cursor = _Cursor(self._data, path)
         num_tensors, num_entries = self._read_preamble(cursor)
         self._metadata = self._read_metadata(cursor, num_entries)
@@ -139,10 +157,12 @@ class GgufFile:
         return cursor.scalar("Q", "the tensor count"), cursor.scalar("Q", "the metadata count")
 
     def _read_metadata(self, cursor: _Cursor, num_entries: int) -> dict[str, Any]:
+        if num_entries > MAX_ENTRIES:
+            raise ModelLoadError(f"{self.path}: {num_entries} metadata entries; {MAX_ENTRIES} are allowed")
         metadata: dict[str, Any] = {}
         for index in range(num_entries):
             key = cursor.string(f"metadata key {index}", MAX_NAME_BYTES)
-            what = f"metadata {key!r}"
+            what = f"metadata {shown(key)}"
             if key in metadata:
                 raise ModelLoadError(f"{self.path}: {what} occurs twice")
             kind = cursor.scalar("I", what)
@@ -157,43 +177,58 @@ class GgufFile:
         return metadata
 
     def _read_tensor_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, GgufTensor]:
+        if num_tensors > MAX_TENSORS:
+            raise ModelLoadError(f"{self.path}: {num_tensors} tensors; {MAX_TENSORS} are allowed")
         entries = []
         for index in range(num_tensors):
             name = cursor.string(f"the name of tensor {index}", MAX_NAME_BYTES)
-            num_dims = cursor.scalar("I", f"tensor {name!r}")
+            num_dims = cursor.scalar("I", f"tensor {shown(name)}")
             if num_dims > MAX_DIMS:
                 raise ModelLoadError(
-                    f"{self.path}: tensor {name!r} has {num_dims} dimensions, more than {MAX_DIMS}"
+                    f"{self.path}: tensor {shown(name)} has {num_dims} dimensions, more than {MAX_DIMS}"
                 )
-            dims = [cursor.scalar("Q", f"tensor {name!r}") for _ in range(num_dims)]
-            kind = cursor.scalar("I", f"tensor {name!r}")
-            entries.append((name, tuple(reversed(dims)), kind, cursor.scalar("Q", f"tensor {name!r}")))
+            dims = [cursor.scalar("Q", f"tensor {shown(name)}") for _ in range(num_dims)]
+            kind = cursor.scalar("I", f"tensor {shown(name)}")
+            entries.append((name, tuple(reversed(dims)), kind, cursor.scalar("Q", f"tensor {shown(name)}")))
         alignment = self._metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise ModelLoadError(f"{self.path}: general.alignment is {alignment!r}, not a power of two")
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise ModelLoadError(f"{self.path}: general.alignment is {shown(alignment)}, not a power of two")
         data_start = -(-cursor.offset // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, shape, kind, offset in entries:
             if name in tensors:
-                raise ModelLoadError(f"{self.path}: tensor {name!r} occurs twice")
+                raise ModelLoadError(f"{self.path}: tensor {shown(name)} occurs twice")
+            if offset % alignment:
+                raise ModelLoadError(
+                    f"{self.path}: tensor {shown(name)} is at {offset}, no multiple of the "
+                    f"alignment {alignment}"
+                )
             tensors[name] = self._place(name, shape, kind, data_start + offset)
+        self._refuse_overlaps(tensors)
         return tensors
+
+    def _refuse_overlaps(self, tensors: dict[str, GgufTensor]) -> None:
+        placed = sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.num_bytes))
+        for before, tensor in itertools.pairwise(placed):
+            if tensor.offset < before.offset + before.num_bytes:
+                names = f"{shown(before.name)} and {shown(tensor.name)}"
+                raise ModelLoadError(f"{self.path}: tensors {names} overlap")
 
     def _place(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
         try:
             ggml_type = GGMLQuantizationType(kind)
         except ValueError:
-            raise ModelLoadError(f"{self.path}: tensor {name!r} has the unknown type {kind}") from None
+            raise ModelLoadError(f"{self.path}: tensor {shown(name)} has the unknown type {kind}") from None
         block_items, block_bytes = GGML_QUANT_SIZES[ggml_type]
         if not shape or shape[-1] % block_items:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} of shape {list(shape)} cannot be {ggml_type.name}: "
-                f"its rows must be multiples of {block_items}"
+                f"{self.path}: tensor {shown(name)} of shape {shown(list(shape))} cannot be "
+                f"{ggml_type.name}: its rows must be multiples of {block_items}"
             )
         num_bytes = math.prod(shape) // block_items * block_bytes
         if offset + num_bytes > len(self._data):
             raise ModelLoadError(
-                f"{self.path}: cut off: tensor {name!r} needs bytes {offset} to {offset + num_bytes}, "
+                f"{self.path}: cut off: tensor {shown(name)} needs bytes {offset} to {offset + num_bytes}, "
                 f"the file has {len(self._data)}"
             )
         return GgufTensor(name, shape, ggml_type.name, offset, num_bytes)
@@ -207,6 +242,8 @@ class GgufFile:
         if not isinstance(value, _ArrayPlace):
             return value
         if value.item_type != _STRING:
+            if value.count > MAX_DECODED_ITEMS:
+                raise ModelLoadError(f"{self.path}: metadata {shown(key)} has {value.count} items")
             return np.frombuffer(
                 self._data, _ARRAY_DTYPES[value.item_type], value.count, value.offset
             ).tolist()
@@ -235,7 +272,7 @@ class GgufFile:
         tensor = self.tensors[name]
         if tensor.type_name not in READABLE_TYPES:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} has type {tensor.type_name}; "
+                f"{self.path}: tensor {shown(name)} has type {tensor.type_name}; "
                 f"supported: {', '.join(READABLE_TYPES)}"
             )
         rows = self.raw(name).reshape(*tensor.shape[:-1], -1)

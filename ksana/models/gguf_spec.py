@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ksana.models.fields import Fields
+from ksana.models.fields import MAX_LAYERS, Fields
 from ksana.models.gguf_file import GgufFile
 
 SCALAR_KEYS_PREFIXES = ("general.", "tokenizer.ggml.", "split.")
@@ -21,7 +21,7 @@ def gguf_fields(file: GgufFile, prefix: str) -> Fields:
 
 def _is_long_array(file: GgufFile, key: str) -> bool:
     length = file.array_length(key)
-    return length is not None and length > 4096
+    return length is not None and length > MAX_LAYERS
 
 
 def common_gguf_fields(file: GgufFile, metadata: Fields, prefix: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def common_gguf_fields(file: GgufFile, metadata: Fields, prefix: str) -> dict[st
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": metadata.size(f"{prefix}.feed_forward_length"),
-        "num_layers": metadata.size(f"{prefix}.block_count"),
+        "num_layers": metadata.num_layers(f"{prefix}.block_count"),
         "num_heads": num_heads,
         "num_kv_heads": metadata.size(f"{prefix}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,

@@ -79,7 +79,7 @@ def spec_from_config(config: Fields) -> ModelSpec:
             "hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads"
         )
     head_dim = config.size("head_dim", hidden_size // num_heads or None)
-    num_layers = config.size("num_hidden_layers")
+    num_layers = config.num_layers("num_hidden_layers")
     attention_bias = config.flag("attention_bias", False)
     return ModelSpec(
         family="llama",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ksana.errors import ModelLoadError
 from ksana.models import gemma3, llama
 from ksana.models.family import Family
+from ksana.shown import shown
 
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in (llama, gemma3)}
 
@@ -16,7 +17,7 @@ def family_of_config(architectures: list[str], source: str) -> Family:
             return family
     known = sorted(name for family in FAMILIES.values() for name in family.config_architectures)
     raise ModelLoadError(
-        f"{source}: architecture {architectures} is not supported; supported are {', '.join(known)}"
+        f"{source}: architecture {shown(architectures)} is not supported; supported are {', '.join(known)}"
     )
 
 
@@ -27,5 +28,6 @@ def family_of_gguf(architecture: str, source: str) -> Family:
             return family
     known = sorted(name for family in FAMILIES.values() for name in family.gguf_architectures)
     raise ModelLoadError(
-        f"{source}: GGUF architecture {architecture!r} is not supported; supported are {', '.join(known)}"
+        f"{source}: GGUF architecture {shown(architecture)} is not supported; "
+        f"supported are {', '.join(known)}"
     )

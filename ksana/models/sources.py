@@ -49,7 +49,10 @@ def resolve_model(
     """
     if not name:
         raise ModelLoadError("no model is named")
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # ~somebody
+        raise ModelLoadError(f"{name!r}: {error}") from None
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.is_file():

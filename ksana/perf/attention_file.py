@@ -1,29 +1,41 @@
 """Reads `attention.csv`: columns prefill_chunk, kv_prefill, n_decode, kv_decode, time_us (of one layer).
 
-Newer files have prefill_key instead of kv_prefill, all keys of the prefill instead of those before it, and
-decode_q_len, tokens per decode.
+Newer files have decode_q_len, tokens per decode, of which only 1 is read; some have prefill_key instead of
+kv_prefill, all keys of the prefill instead of those before it. The rows may be on several grids at once
+(`grid_union`), in any order.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path
 
 from ksana.costs.attention_table import AttentionGrid
 from ksana.errors import ConfigError
 from ksana.perf.csv_numbers import read_lines, read_rows
+from ksana.perf.grid_union import GridUnion, Point
 
 _MAX_POINTS = 64
 """On one axis of the grid."""
+
+_MAX_TIMES = 1 << 20
+"""Of the grid that all grids of a file are brought onto."""
+
+_MOST_APART = 1.5
+"""How many times one time of a point may be another one of it: they are averaged. Beyond it, one of the two
+must be wrong."""
 
 _Grid = dict[tuple[int, int, int, int], float]
 
 
 def read_attention(path: Path) -> AttentionGrid:
-    """The grid of `attention.csv`. Points that the profiler had no KV memory for are continued along the KV
-    axis; numbers of decodes that were not measured beside a prefill are left out there."""
-    times = _attention_times(path)
+    """The grid of `attention.csv`, or one onto which its several grids are brought. Points that the profiler
+    had no KV memory for are continued along the KV axis; numbers of decodes that were not measured beside a
+    prefill are left out there."""
+    times = _filled(path, _attention_times(path))
     if not all(times.values()):
         raise ConfigError(f"{path}: a step took no time")
     chunks = _axis(path, "prefill_chunk", (c for c, _, _, _ in times if c))
@@ -63,15 +75,87 @@ def _attention_times(path: Path) -> _Grid:
         if len(kinds) > 1:
             named = ", ".join(sorted(kinds)[:4])[:80]
             raise ConfigError(f"{path}: more than one kind of attention ({named}); one is read")
-    if "prefill_key" not in header:
-        columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-        return {(int(c), int(b), int(n), int(kv)): us for c, b, n, kv, us in read_rows(path, columns)}
-    newer = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode", "decode_q_len", "time_us")
-    times: _Grid = {}
-    for chunk, key, num, kv, decode_tokens, us in read_rows(path, newer):
-        if decode_tokens == 1 and key >= chunk:
-            times[int(chunk), int(key - chunk), int(num), int(kv)] = us
-    return _on_one_axis(times)
+    has_keys = "prefill_key" in header
+    prefill = "prefill_key" if has_keys else "kv_prefill"
+    columns = ("prefill_chunk", prefill, "n_decode", "kv_decode", "time_us")
+    others = ("decode_q_len",) if "decode_q_len" in header else ()
+    points = []
+    for chunk, length, num, kv, us, *decode_tokens in read_rows(path, (*columns, *others)):
+        before = length - chunk if has_keys and chunk else length
+        if before >= 0 and decode_tokens in ([], [1.0], [] if num else [0.0]):
+            points.append((int(chunk), int(before), int(num), int(kv), us))
+    times = _averaged(path, points)
+    return _on_one_axis(times) if has_keys else times
+
+
+def _averaged(path: Path, rows: Iterable[tuple[int, int, int, int, float]]) -> _Grid:
+    """By point. One that was measured several times has their mean."""
+    found: dict[tuple[int, int, int, int], list[float]] = {}
+    for *point, us in rows:
+        chunk, before, num, kv = point
+        found.setdefault((chunk, before, num, kv), []).append(us)
+    for at, times in found.items():
+        if max(times) > _MOST_APART * min(times):
+            raise ConfigError(
+                f"{path} has {','.join(map(str, at))} more than once, with times from {min(times):g} to "
+                f"{max(times):g} us: leave out the wrong one"
+            )
+    return {point: sum(times) / len(times) for point, times in found.items()}
+
+
+_KINDS = ((2, 3), (0, 1), (0, 1, 2, 3))
+"""Places in a point that vary: of decodes alone, prefills alone, and both together."""
+
+
+def _parts(times: _Grid) -> Iterator[tuple[tuple[int, ...], dict[Point, float]]]:
+    """By kind of step: the places that vary, and times by what stands there."""
+    for places in _KINDS:
+        has_prefill, has_decodes = 0 in places, 2 in places
+        yield (
+            places,
+            {
+                tuple(point[place] for place in places): us
+                for point, us in times.items()
+                if (bool(point[0]), bool(point[2])) == (has_prefill, has_decodes)
+            },
+        )
+
+
+def _filled(path: Path, times: _Grid) -> _Grid:
+    """With what several grids lack of each other, each kind of step on one grid. What no complete cell is
+    around stays missing."""
+    whole = dict(times)
+    for places, part in _parts(times):
+        axes = [sorted({point[index] for point in part}) for index in range(len(places))]
+        size = prod(map(len, axes))
+        if size == len(part):
+            continue
+        if size > _MAX_TIMES:
+            raise ConfigError(f"{path}: its grids together have {size:,} points; {_MAX_TIMES:,} are read")
+        union = _union(path, part)
+        for values in itertools.product(*axes):
+            us = union.at(values)
+            if us is not None:
+                point = dict(zip(places, values, strict=True))
+                whole[point.get(0, 0), point.get(1, 0), point.get(2, 0), point.get(3, 0)] = us
+    return whole
+
+
+def _union(path: Path, part: dict[Point, float]) -> GridUnion:
+    try:
+        return GridUnion(part)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def grid_errors(path: Path) -> list[float]:
+    """Of a file with several grids: by how many percent the others miss what only one of them has measured.
+    Empty for one grid. Raises ConfigError."""
+    errors = []
+    for _, part in _parts(_attention_times(path)):
+        for predicted, measured in _union(path, part).from_others():
+            errors.append(100 * abs(predicted / measured - 1))
+    return errors
 
 
 def _on_one_axis(times: _Grid) -> _Grid:
@@ -108,17 +192,33 @@ def _axis(path: Path, column: str, values: Iterable[int]) -> tuple[int, ...]:
 
 def _time(path: Path, times: _Grid, point: tuple[int, int, int, int]) -> float:
     if point not in times:
-        raise ConfigError(f"{path} lacks the row {','.join(map(str, point))}")
+        raise ConfigError(
+            f"{path} lacks the row {','.join(map(str, point))}, "
+            "and has no rows around it that form a whole cell"
+        )
     return times[point]
 
 
 def _continued(line: list[float | None], kv_axis: tuple[int, ...]) -> tuple[float, ...]:
-    """The line, with what is missing at its end on the straight through the two points before, which does not
-    fall: more KV takes no less time. Empty when it has a gap, or fewer than two points."""
-    known = [us for us in line if us is not None]
-    if len(known) < 2 or line[: len(known)] != known:
+    """The line, with what is missing within it on the straight between its neighbours, and what is missing at
+    its end on the one through the two points before, which does not fall: more KV takes no less time. Empty
+    when its beginning is missing, or all but one point."""
+    known = [index for index, us in enumerate(line) if us is not None]
+    if len(known) < 2 or known[0] != 0:
         return ()
-    for index in range(len(known), len(line)):
-        slope = max(0.0, known[-1] - known[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
-        known.append(known[-1] + slope * (kv_axis[index] - kv_axis[index - 1]))
-    return tuple(known)
+    whole: list[float] = []
+    for index, us in enumerate(line):
+        if us is not None:
+            whole.append(us)
+            continue
+        above = bisect_left(known, index)
+        if above < len(known):
+            left, right = known[above - 1], known[above]
+            lower, upper = whole[left], line[right]
+            assert upper is not None
+            share = (kv_axis[index] - kv_axis[left]) / (kv_axis[right] - kv_axis[left])
+            whole.append(lower + share * (upper - lower))
+        else:
+            slope = max(0.0, whole[-1] - whole[-2]) / (kv_axis[index - 1] - kv_axis[index - 2])
+            whole.append(whole[-1] + slope * (kv_axis[index] - kv_axis[index - 1]))
+    return tuple(whole)

@@ -10,18 +10,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ksana.costs.attention_table import AttentionTable
+from ksana.costs.communication import Link
 from ksana.costs.cost_file import CostModel, HeldOutError
-from ksana.costs.extrapolation import Extrapolation
 from ksana.costs.fitted_cost import QUANTITIES, FittedCost, FittedTerms, Quantity, Term
 from ksana.costs.step_cost import StepShape
 from ksana.errors import ConfigError
+from ksana.perf.attention_file import grid_errors
+from ksana.perf.devices import processors_of
+from ksana.perf.model_shape import ModelShape, read_meta, read_shape, tables_of
 from ksana.perf.nonnegative_fit import Array, fit_nonnegative
+from ksana.perf.parallel import Spread, communication_of
 from ksana.perf.profile_errors import held_out, profile_errors
 from ksana.perf.profile_tables import read_profile
 from ksana.perf.result import BatchResult, BatchShape, PerfResult, read_result
 from ksana.perf.robust_fit import fit_evenly
-from ksana.perf.skew_rates import rates_of, read_skew
+from ksana.perf.skew_rates import read_skew
+from ksana.perf.unequal import Device, with_unequal
 
 MIN_SAMPLES = 8
 _NUM_FOLDS = 10
@@ -41,24 +45,45 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def fit_profile(directory: Path, *, num_layers: int, unequal_kv: bool = False) -> CostModel:
+def fit_profile(
+    directory: Path,
+    *,
+    num_layers: int | None = None,
+    unequal_kv: bool = False,
+    stated: ModelShape | None = None,
+    model: str = "",
+    spread: Spread | None = None,
+    link: Link | None = None,
+) -> CostModel:
     """From the tables of a directory (`ksana.perf.profile_tables`). Raises ConfigError.
 
-    `unequal_kv`: attention takes longer when decodes have KV of unequal lengths, as `skew.csv` has it; else
-    they count as decodes of the mean length. Tables that were measured kernel by kernel, for an engine that
-    runs captured graphs, are some percent too slow for small steps, and do better without (docs/fidelity.md).
+    Attention takes longer when decodes have KV of unequal lengths: what `skew.csv` says of it is used where
+    that file is. `unequal_kv`: it must be there. `stated`: sizes of the model that are known, instead of
+    `num_layers`. `model`: its name, before the one in `meta.yaml`. `spread`, `link`: devices that share the
+    model, and what connects them (`parallel`).
 
     The held-out errors: of each inner grid point from its neighbours, and of `skew.csv` if there is one.
     """
-    tables = read_profile(directory, num_layers=num_layers)
-    skew_file = directory / "skew.csv"
+    meta = read_meta(directory)
+    shape = read_shape(directory, (stated or ModelShape(num_layers=num_layers)), model or meta.model)
+    assert shape.num_layers is not None
+    spread = spread or Spread()
+    folder = tables_of(directory, spread.tensor)
+    spread = msgspec.structs.replace(spread, has_experts=(folder / "moe.csv").exists())
+    tables = read_profile(folder, num_layers=shape.num_layers, engine=directory, spread=spread)
+    communication = communication_of(directory, spread, shape, link)
+    tables = msgspec.structs.replace(tables, communication=communication)
+    skew_file = folder / "skew.csv"
     skew = read_skew(skew_file) if unequal_kv or skew_file.exists() else []
     if unequal_kv and not skew:
         raise ConfigError(f"{skew_file} has no batch of decodes of unequal KV lengths")
-    if unequal_kv:
-        alone, beside_prefill = rates_of(skew, AttentionTable(tables.attention, Extrapolation(allowed=True)))
-        tables = msgspec.structs.replace(tables, skew_alone=alone, skew_beside_prefill=beside_prefill)
-    return CostModel(tables, source=f"profile tables {directory.name}", errors=profile_errors(tables, skew))
+    heads = None if shape.kv_heads is None else max(1, shape.kv_heads // spread.tensor)
+    device = Device(kv_heads=heads, processors=processors_of(meta.gpu))
+    tables = with_unequal(tables, skew, device)
+    errors = profile_errors(tables, skew, device)
+    if of_grids := grid_errors(folder / "attention.csv"):
+        errors["attention, each of its grids from the others"] = held_out(of_grids)
+    return CostModel(tables, source=f"profile tables {directory.name}", errors=errors)
 
 
 def fit_result(path: Path) -> CostModel:

@@ -13,12 +13,13 @@ from ksana.costs.cost_file import HeldOutError
 from ksana.costs.extrapolation import Extrapolation
 from ksana.costs.profile_cost import LayerTable, ProfileCost, ProfileTables
 from ksana.costs.step_cost import StepShape
-from ksana.perf.skew_rates import SkewRow, halves, rates_of
+from ksana.perf.skew_rates import SkewRow, halves
+from ksana.perf.unequal import Device, with_unequal
 
 T = TypeVar("T")
 
 
-def profile_errors(tables: ProfileTables, skew: Sequence[SkewRow]) -> dict[str, HeldOutError]:
+def profile_errors(tables: ProfileTables, skew: Sequence[SkewRow], device: Device) -> dict[str, HeldOutError]:
     """By kind; a kind that has nothing to hold out is not in it."""
     kinds = {
         "layers, each size from its neighbours": list(_layer_errors((*tables.dense, *tables.per_sequence))),
@@ -26,7 +27,9 @@ def profile_errors(tables: ProfileTables, skew: Sequence[SkewRow]) -> dict[str, 
         "attention, each KV length from its neighbours": list(_kv_errors(tables.attention)),
         "attention, each chunk from its neighbours": list(_chunk_errors(tables.attention)),
     }
-    kinds["attention, decodes of unequal KV lengths"] = list(_skew_errors(skew, tables))
+    unequal = list(_skew_errors(skew, tables, device))
+    kinds["attention, decodes of unequal KV lengths"] = [error for row, error in unequal if not row.tokens]
+    kinds["attention, the same beside a prefill"] = [error for row, error in unequal if row.tokens]
     return {name: held_out(errors) for name, errors in kinds.items() if errors}
 
 
@@ -97,19 +100,16 @@ def _chunk_errors(grid: AttentionGrid) -> Iterator[float]:
             yield _error_pct(table.of_prefill(grid.chunks[index], before), us)
 
 
-def _skew_errors(rows: Sequence[SkewRow], tables: ProfileTables) -> Iterator[float]:
+def _skew_errors(
+    rows: Sequence[SkewRow], tables: ProfileTables, device: Device
+) -> Iterator[tuple[SkewRow, float]]:
     """By how much more a batch of unequal lengths takes than one of the mean length: predicted for each half
-    of the rows, the rates (if the tables have any) learned from the other half."""
-    table = AttentionTable(tables.attention, Extrapolation(allowed=True))
+    of the rows with what the other half tells."""
     for learned, checked in halves(rows):
-        seen = tables
-        if tables.skew_alone is not None and learned:
-            alone, beside_prefill = rates_of(learned, table)
-            seen = msgspec.structs.replace(tables, skew_alone=alone, skew_beside_prefill=beside_prefill)
-        cost = ProfileCost(seen, allow_extrapolation=True)
+        cost = ProfileCost(with_unequal(tables, learned, device), allow_extrapolation=True)
         for row in checked:
-            predicted = cost.attention_us(row.shape(equal=False)) / table.microseconds(row.shape(equal=True))
-            yield _error_pct(predicted, row.skewed_us / row.equal_us)
+            equal, unequal = (cost.attention_us(row.shape(equal=is_equal)) for is_equal in (True, False))
+            yield row, _error_pct(unequal / equal, row.skewed_us / row.equal_us)
 
 
 def _decodes(num: int, kv: int) -> StepShape:

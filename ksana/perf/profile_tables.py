@@ -12,32 +12,51 @@ from pathlib import Path
 
 import msgspec
 
+from ksana.costs.launches import Launches
 from ksana.costs.profile_cost import LayerTable, ProfileTables
 from ksana.errors import ConfigError
 from ksana.perf.attention_file import read_attention
-from ksana.perf.csv_numbers import MAX_FILE_BYTES, read_lines, read_rows
+from ksana.perf.csv_numbers import read_lines, read_rows
 from ksana.perf.expert_table import read_experts
+from ksana.perf.graph_settings import read_graphs
+from ksana.perf.launch_times import launch_times
+from ksana.perf.parallel import Spread
 
 _ONCE_PER_STEP = frozenset({"embedding", "final_layernorm", "lm_head", "sampler"})
 _PER_LAYER = {"layernorm": 2}
 """Before attention and before the MLP. Every other kind stands once in a decoder layer."""
 
 
-def read_profile(directory: Path, *, num_layers: int) -> ProfileTables:
-    """Raises ConfigError, with file and line, for anything that is not such a directory."""
+def read_profile(
+    directory: Path, *, num_layers: int, engine: Path | None = None, spread: Spread | None = None
+) -> ProfileTables:
+    """`engine`: the directory with `meta.json`, if another one. `spread`: over how many devices experts are.
+    Raises ConfigError, with file and line, for anything that is not such a directory."""
+    spread = spread or Spread()
     if num_layers < 1:
         raise ConfigError(f"a model has at least one layer, not {num_layers}")
     dense = _layers(directory / "dense.csv", "tokens", num_layers)
     if (directory / "moe.csv").exists():
         sizes = sorted({size for layer in dense for size in layer.sizes})
-        dense = (*dense, read_experts(directory / "moe.csv", sizes, num_layers))
+        experts = read_experts(
+            directory / "moe.csv", sizes, num_layers, spread=spread.of_experts, engines=spread.data
+        )
+        dense = (*dense, experts)
     _check_kinds(directory, {layer.name for layer in dense})
+    per_sequence = _layers(directory / "per_sequence.csv", "sequences", num_layers)
+    graphs = read_graphs((engine or directory) / "meta.json")
+    launches = Launches()
+    if graphs.is_known:
+        launches = launch_times(num_layers, (*dense, *per_sequence), directory / "step.csv")
+    if not graphs.are_whole:
+        launches = msgspec.structs.replace(launches, full_us=launches.piecewise_us)
     return ProfileTables(
         num_layers=num_layers,
         dense=dense,
-        per_sequence=_layers(directory / "per_sequence.csv", "sequences", num_layers),
+        per_sequence=per_sequence,
         attention=read_attention(directory / "attention.csv"),
-        padded_sizes=_padded_sizes(directory / "meta.json"),
+        padded_sizes=graphs.sizes,
+        launches=launches,
     )
 
 
@@ -72,28 +91,3 @@ def _layers(path: Path, size_column: str, num_layers: int) -> tuple[LayerTable, 
         )
         for name, times in by_name.items()
     )
-
-
-class _Compilation(msgspec.Struct):
-    cudagraph_capture_sizes: list[int] | None = None
-
-
-class _Resolved(msgspec.Struct):
-    compilation_config: _Compilation | None = None
-
-
-class _Meta(msgspec.Struct):
-    resolved_config: _Resolved | None = None
-
-
-def _padded_sizes(path: Path) -> tuple[int, ...]:
-    """Sizes of captured CUDA graphs, from the settings of the recorded run; none without that file."""
-    if not path.exists():
-        return ()
-    try:
-        meta = msgspec.json.decode(path.read_bytes()[:MAX_FILE_BYTES], type=_Meta)
-    except (msgspec.DecodeError, OSError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    compilation = meta.resolved_config.compilation_config if meta.resolved_config is not None else None
-    sizes = compilation.cudagraph_capture_sizes if compilation is not None else None
-    return tuple(sorted({size for size in sizes or () if size > 0}))

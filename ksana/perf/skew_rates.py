@@ -57,13 +57,15 @@ def read_skew(path: Path) -> list[SkewRow]:
     ]
 
 
-def rates_of(rows: Sequence[SkewRow], table: AttentionTable) -> tuple[SkewRates, SkewRates]:
-    """For steps of decodes alone, and for decodes beside a prefill: medians over what was measured.
+def scale_of(rows: Sequence[SkewRow], table: AttentionTable) -> float:
+    """How many times the times of the table these are: the file may hold sums over several runs. Batches of
+    equal lengths are in both."""
+    return statistics.median([row.equal_us / table.microseconds(row.shape(equal=True)) for row in rows])
 
-    The file may hold sums over several runs: its times are brought to those of the table, in which batches
-    of equal lengths are as well.
-    """
-    scale = statistics.median([row.equal_us / table.microseconds(row.shape(equal=True)) for row in rows])
+
+def rates_of(rows: Sequence[SkewRow], scale: float) -> tuple[SkewRates, SkewRates]:
+    """For steps of decodes alone, and for decodes beside a prefill: medians over what was measured. `scale`:
+    see `scale_of`."""
     alone = [row for row in rows if not row.tokens]
     beside = [row for row in rows if row.tokens]
     return _rates(alone, scale), _rates(beside or alone, scale)

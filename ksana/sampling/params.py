@@ -12,8 +12,6 @@ MAX_STOP_STRING_LEN = 1000
 """Characters."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_TEMPERATURE = 100.0
-MIN_TEMPERATURE = 1e-5
-"""Below it, but above 0, logits divided by the temperature leave float32's useful range."""
 
 
 def validate(sampling: SamplingParams, vocab_size: int, max_model_len: int) -> None:
@@ -24,17 +22,8 @@ def validate(sampling: SamplingParams, vocab_size: int, max_model_len: int) -> N
     """
     _check_int("seed", sampling.seed, 0, 2**64 - 1)
     _check_float("temperature", sampling.temperature, 0.0, MAX_TEMPERATURE)
-    if 0 < sampling.temperature < MIN_TEMPERATURE:
-        raise _error(
-            "temperature",
-            f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {sampling.temperature}",
-        )
     _check_int("top_k", sampling.top_k, 0, vocab_size, "; 0 turns it off")
     _check_float("top_p", sampling.top_p, 0.0, 1.0)
-    if sampling.top_p == 0:
-        raise _error(
-            "top_p", "top_p must be greater than 0 and at most 1, not 0; use temperature 0 for greedy"
-        )
     _check_float("min_p", sampling.min_p, 0.0, 1.0)
     _check_lengths(sampling, max_model_len)
     _check_stops(sampling, vocab_size)

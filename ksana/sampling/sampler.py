@@ -49,7 +49,8 @@ def sample(logits: Tensor, rows: Sequence[RowSampling]) -> list[int | SampleErro
     """One token per row of logits float32 [R, V], which are left as they are.
 
     Order: suppressed ids out, temperature, top_k, top_p, min_p (see `candidates`), then the largest of
-    z + Gumbel noise (see `noise`). Greedy rows take the largest logit. Equal ones: the lowest id.
+    z + Gumbel noise (see `noise`). Greedy rows (`is_greedy`) take the largest logit. Equal ones: the lowest
+    id.
     A row with a NaN or +inf, or with nothing finite left, gets a SampleError and harms no other.
     Parameters are taken to be valid (`ksana.sampling.params.validate`). Native and plain torch give the
     same tokens. Raises ValueError for logits of another shape or type.
@@ -76,9 +77,14 @@ def sample(logits: Tensor, rows: Sequence[RowSampling]) -> list[int | SampleErro
     return [token if token >= 0 else SampleError(MESSAGES[token]) for token in tokens]
 
 
+def is_greedy(sampling: SamplingParams) -> bool:
+    """Whether only the likeliest token may be drawn."""
+    return sampling.temperature < GREEDY_BELOW or sampling.top_p <= 0.0
+
+
 def _parameters(row: RowSampling) -> native_sampling.RowParameters:
     p = row.sampling
-    temperature = p.temperature if p.temperature >= GREEDY_BELOW else 0.0
+    temperature = 0.0 if is_greedy(p) else p.temperature
     return (
         *(p.seed, row.choice_index, row.output_position),
         *(temperature, p.min_p, p.top_p, p.top_k, row.suppressed_token_ids),
@@ -94,7 +100,7 @@ def sample_row(logits: Tensor, row: RowSampling) -> int:
     if not torch.isfinite(largest):
         return _what_is_wrong(float(largest))
     params = row.sampling
-    if params.temperature < GREEDY_BELOW:
+    if is_greedy(params):
         return int((logits == largest).nonzero()[0])
     z = (logits - largest) / torch.tensor(params.temperature, dtype=torch.float32)
     key = row_key(params.seed, row.choice_index, row.output_position)

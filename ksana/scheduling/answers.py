@@ -41,7 +41,7 @@ def take_answer(
     # conclusion is drawn from what this one was refused.
     is_stale = plan.num_changes != state.num_changes
     in_need = _take_refusals(state, settings, answer, act)
-    if in_need is not None and not is_stale and not state.leaving and not state.releases:
+    if in_need is not None and not is_stale and not _are_blocks_coming(state):
         _find_room(state, in_need, act)
     if settings.hold_when_short and _is_worth_waiting(state, answer, in_need, is_stale):
         _keep_edits(state, answer)
@@ -74,6 +74,11 @@ def _take_refusals(
             if request.phase in ("running", "waiting") and in_need is None:
                 in_need = request
     return in_need
+
+
+def _are_blocks_coming(state: SchedulerState) -> bool:
+    """Of requests that left, or that the steps in flight bring to their limit for certain."""
+    return bool(state.leaving or state.releases) or any(state.requests[i].is_ending() for i in state.running)
 
 
 def _find_room(state: SchedulerState, request: RequestState, act: Activation) -> None:
@@ -114,9 +119,10 @@ def _is_held(use: PoolUse | None) -> bool:
 def _preempt(state: SchedulerState) -> None:
     """Take the place of the running request that arrived last, unless only one runs.
 
-    Every running request has at least one block of its own (the one it writes), so this frees something;
-    and the oldest never loses its place, so everything ends. Not called while blocks are on their way back
-    already. If a step names the victim it stays until that step is done.
+    The oldest never loses its place, so everything ends. Most victims have a block of their own that becomes
+    free; one whose blocks are all full and shared with others frees nothing but its need for the next.
+    Not called while blocks are on their way back already. If a step names the victim it stays until that
+    step is done.
     """
     if len(state.running) < 2:
         return
@@ -127,19 +133,29 @@ def _preempt(state: SchedulerState) -> None:
 
 
 def _too_large(state: SchedulerState, settings: SchedulerSettings, request: RequestState) -> Failed:
-    prompt_len = len(request.prompt_token_ids)
+    """It fits no pool, whoever else is there. That it does not is mostly known before its first token."""
+    prompt_len, limit = len(request.prompt_token_ids), request.stop_rules.max_tokens
     num_blocks = state.fa_use.num_blocks if state.fa_use is not None else 0
-    size = (
-        f"The request needs KV for {request.num_tokens} tokens ({prompt_len} of them prompt) and the KV pool "
-        f"holds {num_blocks} blocks of {settings.block_size} tokens"
+    pool_tokens = num_blocks * settings.block_size
+    text = (
+        f"A prompt of {prompt_len} tokens and up to {limit} of output need KV for {request.num_kv_tokens} "
+        f"tokens, as the last one needs none, and the KV pool holds {num_blocks} blocks of "
+        f"{settings.block_size} tokens"
     )
+    if request.num_kv_tokens <= pool_tokens:
+        text += ", but that of the sliding-window layers is too small"
+    elif prompt_len <= pool_tokens:
+        text += f"; the largest max_tokens for this prompt is {pool_tokens + 1 - prompt_len}"
+    else:
+        text += f"; the longest prompt that fits has {pool_tokens} tokens, with max_tokens 1"
+    text += ". A server with a larger --kv-cache-memory can serve it"
     if request.output_token_ids:
-        return Failed(status=500, message=f"{size}; start the server with a larger --kv-cache-memory")
+        return Failed(status=500, message=text)
     return Failed(
         status=400,
-        message=f"{size}; shorten the prompt, or start the server with a larger --kv-cache-memory",
+        message=text,
         error_type="invalid_request_error",
-        param="prompt",
+        param="max_tokens" if prompt_len <= pool_tokens < request.num_kv_tokens else "prompt",
         code="context_length_exceeded",
     )
 

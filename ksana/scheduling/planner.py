@@ -117,6 +117,7 @@ def _add_waiting_demands(
                     token_ids=request.token_ids(),
                     cache_salt=request.cache_salt,
                     num_reserved_tokens=reserved_tokens(request, settings, len(state.running), pool_tokens),
+                    num_tokens_at_most=request.num_kv_tokens,
                     resumed=request.num_cached_tokens is not None,
                 ),
             )

@@ -80,6 +80,11 @@ class RequestState(msgspec.Struct, kw_only=True):
         """Known tokens, prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that need KV before it ends by its limit at the latest: the last one is only sampled."""
+        return len(self.prompt_token_ids) + self.stop_rules.max_tokens - 1
+
     def token_ids(self) -> tuple[int, ...]:
         """Prompt and output; O(1) before the first output token."""
         if not self.output_token_ids:
@@ -100,6 +105,10 @@ class RequestState(msgspec.Struct, kw_only=True):
         if len(self.output_token_ids) + in_flight >= self.stop_rules.max_tokens:
             return 0
         return len(self.prompt_token_ids) + len(self.output_token_ids) + in_flight - self.num_scheduled
+
+    def is_ending(self) -> bool:
+        """The steps in flight bring it to its limit for certain: its blocks are on their way back."""
+        return len(self.output_token_ids) + self.num_samples_in_flight >= self.stop_rules.max_tokens
 
     def usage(self, num_output_tokens: int) -> Usage:
         return Usage(

@@ -55,11 +55,11 @@ def reserved_tokens(
     """Leading tokens for which blocks must be obtainable before a waiting request is let in.
 
     room_to_grow. A new request: all its tokens and one block to grow, but never more than it can ever need
-    (prompt plus max_tokens), so that a request which fits the pool is never refused for good. That keeps a
-    long prompt from starting in a pool that cannot hold it. One that was preempted: one more block for each
-    running request as well (up to the whole pool), because the pool has proved too small for all of them.
-    Without that it would come back into the last free block and be the first to go again, computing its
-    tokens anew each time. The margin is 0 when nothing runs, so nobody waits for ever.
+    (all of prompt plus max_tokens but the last), so that a request which fits the pool is never refused for
+    good. That keeps a long prompt from starting in a pool that cannot hold it. One that was preempted: one
+    more block for each running request as well (up to the whole pool), because the pool has proved too small
+    for all of them. Without that it would come back into the last free block and be the first to go again,
+    computing its tokens anew each time. The margin is 0 when nothing runs, so nobody waits for ever.
 
     whole_prompt. All tokens it has, and no more, whether it was preempted or not.
 
@@ -69,10 +69,7 @@ def reserved_tokens(
         return 0
     if settings.admission == "whole_prompt":
         return request.num_tokens
-    own = min(
-        request.num_tokens + settings.block_size,
-        len(request.prompt_token_ids) + request.stop_rules.max_tokens,
-    )
+    own = min(request.num_tokens + settings.block_size, request.num_kv_tokens)
     if not request.num_preemptions:
         return own
     return max(own, min(own + settings.block_size * num_running, pool_tokens))

@@ -30,6 +30,10 @@ _FIXED = struct.Struct("<4sHHQ32s")
 _CHECKED = struct.Struct("<4sHHQ")
 
 
+class KeyFault(RemoteCacheError):
+    """One key cannot be read or written because of what stands in its place; the store itself is well."""
+
+
 class DamagedValue(RemoteCacheError):
     """The value is not what its key stands for and will never be: stores delete it, as they would report
     it as present for ever. (Size and format version too belong to what a key stands for.)"""

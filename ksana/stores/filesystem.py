@@ -14,12 +14,16 @@
   after each sixteenth of the cap written, because other processes write too: n of them may together exceed
   the cap by about n sixteenths. Scans have a thread of their own, as a large directory takes longer than a
   write may: until the first is done, only what this process has written and read counts.
-- Only regular files are blocks. What else stands in the place of one is neither counted nor deleted.
+- Only regular files are blocks. What else stands in the place of one is neither counted nor evicted, and
+  harms that key alone (`ksana.stores.block_places`).
+- KV tells prompts: files have mode 0600 and directories 0700, whatever the umask. Those of ours that are
+  there with wider modes are tightened by scans; a root that others may read is told of at the start.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -34,8 +38,27 @@ from typing import TypeVar
 import trio
 
 from ksana.errors import ConfigError, RemoteCacheError
+from ksana.private_files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    exposure,
+    make_private_directories,
+    open_private,
+    tighten,
+)
 from ksana.stores import block_file, envelope
-from ksana.stores.envelope import DamagedValue
+from ksana.stores.block_places import (
+    NAME,
+    SHARD,
+    block_path,
+    check_place,
+    fault_of,
+    has_shard,
+    is_directory,
+    is_regular,
+    named_path,
+)
+from ksana.stores.envelope import DamagedValue, KeyFault
 from ksana.stores.file_index import FileIndex, IndexedFile
 
 T = TypeVar("T")
@@ -51,10 +74,8 @@ _MAX_UNDELETABLE = 64
 _ORPHANED_AFTER_S = 900.0
 """A file in tmp/ that nobody has written to for so long belongs to a process that died. Deleting one too
 many (clocks differ) costs its writer one failed write."""
-_SUFFIX = ".safetensors"
 _TEMPORARY = "tmp"
-_FAN_OUT = re.compile(r"[0-9a-f]{2}")
-_NAME = re.compile(rf"[0-9a-f]{{2,{2 * envelope.MAX_KEY_BYTES}}}{re.escape(_SUFFIX)}")
+_TEMPORARY_NAME = re.compile(r"[0-9]+-[0-9a-f]+")
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -79,16 +100,23 @@ class FilesystemStore:
     def open(cls, root: str, *, max_bytes: int | None) -> FilesystemStore:
         """Make the directory if it is not there: readable by its owner alone, as KV tells prompts."""
         try:
-            os.makedirs(root, mode=0o700, exist_ok=True)
+            make_private_directories(root)
         except OSError as error:
             raise ConfigError(f"the remote cache {root} is no directory: {error.strerror}") from error
+        exposed = exposure(root)
+        if exposed is not None:
+            log.warning(
+                "the remote cache %s %s, and KV tells prompts: `chmod 700` it, or name another directory",
+                root,
+                exposed,
+            )
         return cls(root, max_bytes=max_bytes)
 
     # the four operations
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        paths = [self._path(key) for key in keys]
-        return await self._in_thread(self._readers, lambda: [self._is_there(path) for path in paths])
+        paths = [block_path(self._root, key) for key in keys]
+        return await self._in_thread(self._readers, lambda: [is_regular(path) for path in paths])
 
     async def get(self, key: bytes, into: memoryview) -> bool:
         envelope.check_limits(key, len(into))
@@ -114,30 +142,29 @@ class FilesystemStore:
             # Not the file's name: what is wrong is hardly ever one file, and one text is easier to count.
             raise RemoteCacheError(f"remote cache {self._root}: {error.strerror or error}") from error
 
-    def _path(self, key: bytes) -> str:
-        envelope.check_limits(key, 0)
-        name = key.hex()
-        return f"{self._root}/{name[:2]}/{name}{_SUFFIX}"
-
     # in a reader's thread
 
-    def _is_there(self, path: str) -> bool:
+    def _open(self, path: str) -> int | None:
+        """A descriptor of what stands in the place of a block, if anything does."""
         try:
-            return stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode)
+            if has_shard(path):
+                return os.open(path, _READ_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            pass
+        except OSError as error:
+            raise fault_of(error, path) from error
+        self._index.removed(os.path.basename(path))
+        return None
 
     def _read(self, key: bytes, size: int) -> bytearray | None:
-        path = self._path(key)
-        try:
-            descriptor = os.open(path, _READ_FLAGS)
-        except (FileNotFoundError, NotADirectoryError):
-            self._index.removed(os.path.basename(path))
+        path = block_path(self._root, key)
+        descriptor = self._open(path)
+        if descriptor is None:
             return None
         try:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):  # fdopen would refuse a directory, and not close it
-                raise RemoteCacheError("something that is not a file stands in the place of a block")
+                raise KeyFault(f"{path} is no regular file")
             file = os.fdopen(descriptor, "rb", buffering=0)
         except BaseException:
             os.close(descriptor)
@@ -172,7 +199,8 @@ class FilesystemStore:
             )
         if self._is_scan_due():
             self._begin_scan()
-        path = self._path(key)
+        path = block_path(self._root, key)
+        check_place(path)
         if self._max_bytes is not None:
             self._make_room(size, self._max_bytes)
         self._write_and_rename(path, key, payload)
@@ -182,24 +210,31 @@ class FilesystemStore:
             self._index.used(IndexedFile(os.path.basename(path), size, used_ns))
 
     def _write_and_rename(self, path: str, key: bytes, payload: bytes) -> None:
-        temporary = f"{self._root}/{_TEMPORARY}/{os.getpid()}-{secrets.token_hex(8)}"
-        try:
-            descriptor = os.open(temporary, _WRITE_FLAGS, 0o666)
-        except FileNotFoundError:
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
-            os.makedirs(os.path.dirname(temporary), exist_ok=True)
-            descriptor = os.open(temporary, _WRITE_FLAGS, 0o666)
+        temporary, descriptor = self._open_temporary()
         try:
             block_file.write(descriptor, key, payload)
             try:
                 os.rename(temporary, path)
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                make_private_directories(os.path.dirname(path))
                 os.rename(temporary, path)
+            except OSError as error:
+                raise fault_of(error, path) from error
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+    def _open_temporary(self) -> tuple[str, int]:
+        directory = f"{self._root}/{_TEMPORARY}"
+        temporary = f"{directory}/{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            if not is_directory(directory):
+                raise NotADirectoryError(errno.ENOTDIR, f"{_TEMPORARY} in it is no directory")
+            return temporary, open_private(temporary, _WRITE_FLAGS)
+        except FileNotFoundError:
+            make_private_directories(directory)
+            return temporary, open_private(temporary, _WRITE_FLAGS)
 
     def _make_room(self, num_bytes: int, max_bytes: int) -> None:
         """Delete the least recently used files until `num_bytes` more fit.
@@ -227,13 +262,14 @@ class FilesystemStore:
 
     def _evict(self, file: IndexedFile) -> None:
         """Delete it, unless it was used since: then the index learns that."""
-        path = f"{self._root}/{file.name[:2]}/{file.name}"
+        path = named_path(self._root, file.name)
         try:
+            is_reachable = has_shard(path)
             info = os.stat(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             self._index.removed(file.name)  # another process was faster
             return
-        if not stat.S_ISREG(info.st_mode):
+        if not is_reachable or not stat.S_ISREG(info.st_mode):
             self._index.removed(file.name)
         elif info.st_mtime_ns > file.used_ns:
             self._index.used(IndexedFile(file.name, info.st_size, info.st_mtime_ns))
@@ -268,32 +304,51 @@ class FilesystemStore:
 
     def _delete_orphans(self) -> None:
         now_s = self._wall_clock()
+        _tighten(f"{self._root}/{_TEMPORARY}", os.O_DIRECTORY, DIRECTORY_MODE)
         with contextlib.suppress(PermissionError):
             for entry in itertools.islice(self._entries(_TEMPORARY), _MAX_SCANNED):
                 with contextlib.suppress(OSError):
+                    if not _TEMPORARY_NAME.fullmatch(entry.name):
+                        continue
                     if entry.stat(follow_symlinks=False).st_mtime < now_s - _ORPHANED_AFTER_S:
                         os.unlink(entry.path)
 
     def _files(self) -> list[IndexedFile]:
         files: list[IndexedFile] = []
         for entry in itertools.islice(self._entries_two_deep(), _MAX_SCANNED):
-            if not _NAME.fullmatch(entry.name):
+            if not NAME.fullmatch(entry.name):
                 continue
             with contextlib.suppress(OSError):  # gone, or nothing that could be deleted
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode):
+                    if stat.S_IMODE(info.st_mode) & ~FILE_MODE:
+                        _tighten(entry.path, os.O_NONBLOCK, FILE_MODE)
                     files.append(IndexedFile(entry.name, info.st_size, info.st_mtime_ns))
         return files
 
     def _entries_two_deep(self) -> Iterator[os.DirEntry[str]]:
         for directory in itertools.islice(self._entries(""), _MAX_SCANNED):
-            if _FAN_OUT.fullmatch(directory.name) and directory.is_dir(follow_symlinks=False):
+            if SHARD.fullmatch(directory.name) and directory.is_dir(follow_symlinks=False):
+                _tighten(directory.path, os.O_DIRECTORY, DIRECTORY_MODE)
                 with contextlib.suppress(PermissionError):  # what cannot be seen cannot be evicted
                     yield from self._entries(directory.name)
 
     def _entries(self, name: str) -> Iterator[os.DirEntry[str]]:
+        """Nothing of what a link leads to, but for the root."""
         try:
+            if name and not is_directory(f"{self._root}/{name}"):
+                return
             with os.scandir(f"{self._root}/{name}") as entries:
                 yield from entries
         except (FileNotFoundError, NotADirectoryError):
             return
+
+
+def _tighten(path: str, flags: int, mode: int) -> None:
+    """As far as it is ours: an older version has made it, or somebody by hand."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
+        try:
+            tighten(descriptor, mode)
+        finally:
+            os.close(descriptor)

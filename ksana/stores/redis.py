@@ -2,7 +2,8 @@
 
 A block is the string `ksana:<key in hex>`, sealed as `ksana.stores.envelope` says. What is kept, and for how
 long, is the server's business: give it `maxmemory` and `maxmemory-policy allkeys-lru`. Without them it grows
-until it refuses to store more, which is an error like any other.
+until it refuses to store more, which is an error like any other. WRONGTYPE is the fault of one key; other
+errors of a server (OOM, READONLY, NOAUTH, NOPERM, ...) are its own, as other keys would fare no better.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class RedisStore:
                 some = names[first : first + _MAX_PIPELINED]
                 await connection.send(b"".join(command(b"EXISTS", name) for name in some))
                 for reply in await connection.receive_many(len(some)):
+                    if isinstance(reply, ServerError) and reply.code == "WRONGTYPE":
+                        reply = 0  # of this key alone
                     if not isinstance(reply, int):
                         raise connection.error(reply, "EXISTS")
                     found.append(reply > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from ksana.errors import RemoteCacheError
-from ksana.stores.envelope import Checksum
+from ksana.stores.envelope import Checksum, KeyFault
 from ksana.stores.redis_address import RedisAddress
 from ksana.stores.resp import ProtocolError, Reply, ReplyParser, ServerError, Status, command
 
@@ -107,7 +107,8 @@ class RedisConnection:
         if isinstance(reply, ServerError):
             # Servers quote commands they do not know, with the password.
             said = reply.code if what == "AUTH" else reply.text[:200]
-            return RemoteCacheError(f"Redis at {self._address} answers {what} with {said!r}")
+            kind = KeyFault if reply.code == "WRONGTYPE" else RemoteCacheError
+            return kind(f"Redis at {self._address} answers {what} with {said!r}")
         return ProtocolError(f"Redis at {self._address} answers {what} with something else than it should")
 
     async def _receive_into(self, space: memoryview) -> int:

@@ -16,10 +16,11 @@ from ksana.stores.redis_address import RedisAddress
 class Store(Protocol):
     """KV blocks by key. One object serves many tasks at once, in any order.
 
-    Every method may raise RemoteCacheError, and only that: unreachable, refused, damaged. None has a
-    deadline of its own; callers set one (`trio.move_on_after`) and may cancel at any moment: afterwards
-    nobody writes into `into` or reads from `data` any more, and the store goes on working. A cancelled
-    `put` may have stored the value or not, never a part of it.
+    Every method may raise RemoteCacheError, and only that: unreachable, refused; `DamagedValue` for what is
+    no value of the key and `KeyFault` for what stands in its place, both of which say nothing of the store.
+    None has a deadline of its own; callers set one (`trio.move_on_after`) and may cancel at any moment:
+    afterwards nobody writes into `into` or reads from `data` any more, and the store goes on working. A
+    cancelled `put` may have stored the value or not, never a part of it.
     """
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -52,6 +53,14 @@ def open_store(url: str, *, max_bytes: int | None) -> Store:
 
     `max_bytes` caps what a directory holds (None: no cap). Redis has its own `maxmemory`.
     """
+    place = store_place(url)
+    if isinstance(place, RedisAddress):
+        return RedisStore(place)
+    return FilesystemStore.open(place, max_bytes=max_bytes)
+
+
+def store_place(url: str) -> str | RedisAddress:
+    """The directory or server that a URL names; ConfigError if it is none of the forms of `open_store`."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -62,8 +71,8 @@ def open_store(url: str, *, max_bytes: int | None) -> Store:
         directory = unquote(parts.path)
         if not directory.startswith("/") or "\0" in directory:
             raise ConfigError("a directory as remote cache is written file:///absolute/path")
-        return FilesystemStore.open(directory, max_bytes=max_bytes)
+        return directory
     if parts.scheme in ("redis", "unix"):
-        return RedisStore(RedisAddress.from_url(url))
+        return RedisAddress.from_url(url)
     scheme = parts.scheme if re.fullmatch(r"[a-z][a-z0-9+.-]{0,15}", parts.scheme) else ""
     raise ConfigError(f"a remote cache is file:///... or redis://..., not {scheme or 'that'}")

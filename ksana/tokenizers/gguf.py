@@ -7,21 +7,24 @@ names its pre-tokenizer, the ids are those of the model's own tokenizer.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from ksana.errors import ModelLoadError
 from ksana.models.gguf_file import GgufFile
+from ksana.shown import shown
 from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.pieces import pieces_of
 from ksana.tokenizers.post_processing import set_bos_eos
-from ksana.tokenizers.sentencepiece_merges import derive_merges
+from ksana.tokenizers.sentencepiece_merges import EqualScores, derive_merges
 from ksana.tokenizers.split_patterns import byte_level_style
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
+from ksana.tokenizers.vocabulary_limits import check_added_tokens, check_tokens
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """`tokenizer.ggml.token_type`."""
@@ -32,9 +35,18 @@ _NAMED = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+_SENTENCEPIECE_IDS = {
+    "unknown_token_id": (0, _UNKNOWN),
+    "bos_token_id": (1, _CONTROL),
+    "eos_token_id": (2, _CONTROL),
+}
+"""Where SentencePiece files that do not say have these tokens, and of which type they are."""
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Control tokens that end an answer where the chat template uses them: files often name only the end of the
 document as their eos."""
+_MAX_CUTTING = 200 << 20
+"""Characters to look at while merges are derived (1 s): the squares of the tokens' lengths, 11 million for
+Gemma 3's."""
 _SPACE = "\u2581"
 
 
@@ -44,10 +56,14 @@ class _Metadata:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.source = str(file.path)
-        self.tokens: list[str] = self._list("tokens")
-        self.types: list[int] = self._list("token_type", self.tokens, default=1)
+        self.tokens: list[str] = self._list("tokens", str)
+        check_tokens(self.tokens, self.source)
+        self.types: list[int] = self._list("token_type", int, self.tokens, default=1)
+        check_added_tokens(self.ids_of_type(_CONTROL, _USER_DEFINED), self.source)
 
-    def _list(self, name: str, alongside: list[Any] | None = None, default: Any = None) -> list[Any]:
+    def _list(
+        self, name: str, kind: type | UnionType, alongside: list[Any] | None = None, default: Any = None
+    ) -> list[Any]:
         values = self.value(name)
         if values is None and default is not None and alongside is not None:
             return [default] * len(alongside)
@@ -57,16 +73,24 @@ class _Metadata:
             raise ModelLoadError(
                 f"{self.source}: tokenizer.ggml.{name} has {len(values)} items for {len(alongside)} tokens"
             )
+        for index, value in enumerate(values):
+            if not isinstance(value, kind):
+                raise ModelLoadError(
+                    f"{self.source}: item {index} of tokenizer.ggml.{name} is a {type(value).__name__}"
+                )
         return values
 
     def value(self, name: str, default: Any = None) -> Any:
         return self.file.get(f"tokenizer.ggml.{name}", default)
 
     def scores(self) -> list[float]:
-        return self._list("scores", self.tokens)
+        scores = self._list("scores", int | float, self.tokens)
+        if not all(map(math.isfinite, scores)):
+            raise ModelLoadError(f"{self.source}: tokenizer.ggml.scores has an item that is not finite")
+        return scores
 
     def merges(self) -> list[tuple[str, str]]:
-        pairs = [merge.partition(" ") for merge in self._list("merges")]
+        pairs = [merge.partition(" ") for merge in self._list("merges", str)]
         if not all(left and right and " " not in right for left, _, right in pairs):
             raise ModelLoadError(f"{self.source}: tokenizer.ggml.merges has an item that is not a pair")
         return [(left, right) for left, _, right in pairs]
@@ -74,12 +98,20 @@ class _Metadata:
     def token_id(self, name: str) -> int | None:
         token_id = self.value(name)
         if token_id is None:
-            return None
-        if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
+            return self._usual_id(name)
+        if type(token_id) is not int or not 0 <= token_id < len(self.tokens):
             raise ModelLoadError(
-                f"{self.source}: tokenizer.ggml.{name} is {token_id!r}, not one of {len(self.tokens)} tokens"
+                f"{self.source}: tokenizer.ggml.{name} is {shown(token_id)}, not one of "
+                f"{len(self.tokens)} tokens"
             )
         return token_id
+
+    def _usual_id(self, name: str) -> int | None:
+        """The id of a token in a role where the file does not name it."""
+        if self.value("model") != "llama" or name not in _SENTENCEPIECE_IDS:
+            return None
+        token_id, kind = _SENTENCEPIECE_IDS[name]
+        return token_id if self.types[token_id : token_id + 1] == [kind] else None
 
     def ids_of_type(self, *kinds: int) -> list[int]:
         return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
@@ -133,22 +165,33 @@ def _byte_level(metadata: _Metadata) -> tuple[Backend, bool]:
         backend.normalizer = normalizer
     backend.pre_tokenizer = style.splitter()
     backend.decoder = decoders.ByteLevel()
-    _add_whole_tokens(backend, metadata, vocabulary)
+    _add_whole_tokens(backend, metadata, metadata.tokens)
     return backend, style.adds_bos
 
 
 def _sentencepiece(metadata: _Metadata) -> Backend:
     gemma = str(metadata.file.get("general.architecture", "")).startswith("gemma")
+    if (work := sum(len(token) ** 2 for token in metadata.tokens)) > _MAX_CUTTING:
+        raise ModelLoadError(
+            f"{metadata.source}: the tokens are too long to find their merges (the squares of their lengths"
+            f" add up to {work}, more than {_MAX_CUTTING}; the longest has {max(map(len, metadata.tokens))})"
+        )
     tokens, ranks = metadata.tokens, [-score for score in metadata.scores()]
     if gemma:
-        # Gemma's files write runs of spaces as spaces, and their scores do not follow the order of the
-        # merges; the order of the tokens does.
+        # The makers of these files write runs of spaces as spaces, and put -1000 in place of the score of
+        # every token added by hand; the vocabulary has "▁" and 0 there, and joins them before all others.
         tokens = [
             _SPACE * len(token) if len(token) > 1 and not token.strip(" ") else token for token in tokens
         ]
-        ranks = list(map(float, range(len(tokens))))
+        for token_id in metadata.ids_of_type(_USER_DEFINED):
+            ranks[token_id] = 0.0
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = derive_merges(ranks, vocabulary, whole=metadata.ids_of_type(_UNKNOWN, _CONTROL, _BYTE))
+    merges = derive_merges(
+        ranks,
+        vocabulary,
+        whole=metadata.ids_of_type(_UNKNOWN, _CONTROL, _BYTE),
+        equal_scores=EqualScores.LONGEST_FIRST if gemma else EqualScores.BY_IDS,
+    )
     unknown_id = metadata.token_id("unknown_token_id")
     backend = _backend(
         metadata,
@@ -160,14 +203,12 @@ def _sentencepiece(metadata: _Metadata) -> Backend:
     )
     prefix = bool(metadata.value("add_space_prefix", not gemma))
     text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if gemma:
-        backend.normalizer = normalizers.Replace(" ", _SPACE)
-        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    else:
-        scheme = "first" if prefix else "never"
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    spell = normalizers.Replace(" ", _SPACE)
+    # A normalizer sees each stretch of text between whole tokens on its own, so that every one gets its "▁",
+    # also before a space that is there already.
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spell]) if prefix else spell
     backend.decoder = decoders.Sequence([*text, decoders.Strip(" ", 1, 0)] if prefix else text)
-    _add_whole_tokens(backend, metadata, vocabulary)
+    _add_whole_tokens(backend, metadata, tokens)
     return backend
 
 
@@ -182,17 +223,18 @@ def _backend(
         raise ModelLoadError(f"{metadata.source}: the tokenizer cannot be built: {error}") from error
 
 
-def _add_whole_tokens(backend: Backend, metadata: _Metadata, vocabulary: Mapping[str, int]) -> None:
-    """Tokens that are found whole in a text: control tokens (special) and those the model's makers added."""
-    named = {metadata.token_id(key) for key in _NAMED.values()} - {None}
-    control = sorted({*metadata.ids_of_type(_CONTROL), *named})  # type: ignore[type-var]  # None is taken out
+def _add_whole_tokens(backend: Backend, metadata: _Metadata, tokens: list[str]) -> None:
+    """Tokens that are found whole in a text: control tokens (special) and those the model's makers added.
+
+    `tokens` are the vocabulary's, as the backend knows them.
+    """
+    named = (metadata.token_id(key) for key in _NAMED.values())
+    control = {*metadata.ids_of_type(_CONTROL), *(token_id for token_id in named if token_id is not None)}
     backend.add_special_tokens(
-        [AddedToken(metadata.tokens[i], normalized=False, special=True) for i in control if i is not None]
+        [AddedToken(tokens[token_id], normalized=False, special=True) for token_id in sorted(control)]
     )
-    added = [
-        metadata.tokens[i] for i in metadata.ids_of_type(_USER_DEFINED) if metadata.tokens[i] in vocabulary
-    ]
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
+    added = metadata.ids_of_type(_USER_DEFINED)
+    backend.add_tokens([AddedToken(tokens[token_id], normalized=False, special=False) for token_id in added])
 
 
 def _eos_ids(metadata: _Metadata, template: Any) -> tuple[int, ...]:

@@ -14,13 +14,17 @@ class OutputText:
 
     Which tokens show no text: special ones, if `skip_special_tokens`; the model's end-of-sequence tokens, if
     they end the request and `skip_special_tokens`; `stop_token_ids`, unless `include_stop_str_in_output`.
+    Stop strings are found all the same where special tokens of no text are part of them (see `StopMatcher`);
+    with `include_stop_str_in_output` such a string is shown as it was asked for.
     The text of the first `min_tokens` tokens is not searched for stop strings.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         self.num_tokens = 0
         """Output tokens accounted for; none are taken after a stop string."""
+        self._tokenizer = tokenizer
         self._detokenizer = tokenizer.stream(sampling.skip_special_tokens, prompt_ids)
+        self._skips_special = sampling.skip_special_tokens
         stops = sampling.stop
         self._matcher = StopMatcher(stops, sampling.include_stop_str_in_output) if stops else None
         self._min_tokens = sampling.min_tokens
@@ -42,12 +46,13 @@ class OutputText:
     def push(self, token_id: int) -> str:
         """Account for the next token; return the text that became certain. Not after a stop string."""
         self.num_tokens += 1
-        if token_id in self._silent:
-            return ""
-        text = self._detokenizer.push(token_id)
+        is_silent = token_id in self._silent
         if self._matcher is None or self.num_tokens <= self._min_tokens:
-            return text
-        return self._matcher.push(text)
+            return "" if is_silent else self._detokenizer.push(token_id)
+        is_special = token_id in self._tokenizer.special_ids or token_id in self._tokenizer.eos_ids
+        if is_special and (is_silent or self._skips_special):
+            return self._matcher.push_hidden(self._tokenizer.spelling(token_id))
+        return "" if is_silent else self._matcher.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
         """The tokens are over: return what was held back. It may itself complete a stop string."""

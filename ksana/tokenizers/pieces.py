@@ -20,7 +20,7 @@ from ksana.errors import ModelLoadError
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
-MAX_PIECE_CHARS = 1 << 16
+MAX_PIECE_CHARS = 1 << 17
 """Of the text of one token."""
 MAX_GROWTH = 32
 """Characters that a decoder may make of one; all known ones make one."""

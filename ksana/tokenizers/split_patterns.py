@@ -72,8 +72,10 @@ _GPT2_STYLE = ByteLevelStyle()
 _DIGITS_STYLE = ByteLevelStyle(single_digits=True)
 _LLAMA3_STYLE = ByteLevelStyle(pattern=_LLAMA3, ignore_merges=True, adds_bos=True)
 _STYLES = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2_STYLE),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r"), _DIGITS_STYLE),
+    **dict.fromkeys(("default", "gpt-2", "phi-2", "jais"), _GPT2_STYLE),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _DIGITS_STYLE),
+    **dict.fromkeys(("mpt", "olmo"), ByteLevelStyle(composes=True)),  # both GPT-NeoX's
+    "command-r": ByteLevelStyle(single_digits=True, composes=True),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), _LLAMA3_STYLE),
     "smaug-bpe": ByteLevelStyle(pattern=_LLAMA3),
     "dbrx": ByteLevelStyle(pattern=_LLAMA3),

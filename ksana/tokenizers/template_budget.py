@@ -1,18 +1,21 @@
 """How much one rendering of a template may do: the part of the sandbox that counts.
 
-A template is a program from a model's file. Bounded are steps (loop turns, calls, filters, tests, operators,
-and items of values that are walked over), characters made (output and intermediate strings together), and
-the size of integers, each by a number that does not depend on the machine. A last bound on the thread's own
-CPU time covers what those price too low; a paused or busy machine does not use it up.
+A template is a program from a model's file. Bounded are steps (loop turns, calls, look-ups, filters, tests,
+operators, and items of values that are walked over), characters made (output and intermediate strings
+together), and the size of integers, each by a number that does not depend on the machine. A last bound on
+the thread's own CPU time covers what those price too low; a paused or busy machine does not use it up.
+Memory follows from the first two: a step makes at most one small object.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any
 
-from jinja2.exceptions import TemplateRuntimeError
-from jinja2.runtime import Undefined
+from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.runtime import LoopContext, Macro, Undefined
+from jinja2.utils import Namespace
 
 MAX_STEPS = 1_000_000
 MAX_CHARS = 64_000_000
@@ -21,6 +24,13 @@ MAX_CPU_S = 5.0
 
 CHARS_PER_STEP = 4096
 """Copying this many characters costs about as much as one step of the interpreter."""
+_CHARS_PER_NUMBER = 48
+_CHARS_PER_ITEM = 4
+CHARS_PER_REPR = 10
+"""A character in a text within a list may be written as `\\U000e0001`."""
+_CHUNK = 1 << 16
+
+_ITEMS = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
 class BudgetExceeded(TemplateRuntimeError):
@@ -58,13 +68,41 @@ class Budget:
         if num_bits > MAX_INTEGER_BITS:
             raise BudgetExceeded(f"it makes an integer of {num_bits} bits, more than {MAX_INTEGER_BITS}")
 
+    def scan(self, num_chars: int, num_other: int) -> None:
+        """Pay for a search that compares every character of a text with every one of another."""
+        self.step(1 + num_chars * num_other // CHARS_PER_STEP)
+
     def read(self, values: Iterable[object]) -> int:
         """Pay for work that reads every part of `values`; returns their size as `walk` does."""
         size = sum(map(self.walk, values))
         self.step(1 + size // CHARS_PER_STEP)
         return size
 
-    def walk(self, value: object) -> int:
+    def text(self, value: object) -> None:
+        """Pay for `str(value)`. Raises SecurityError for what is not data, or holds such a thing."""
+        size = self.walk(value, to_write=True)
+        self.make(size if isinstance(value, str) else CHARS_PER_REPR * size)
+
+    def pieces(self, text: str, separator: str | None) -> None:
+        """Pay for the parts that `text` is split into. Without a separator it is split at blanks."""
+        if separator:
+            self.step(1 + text.count(separator))
+            return
+        for start in range(0, len(text), _CHUNK):
+            self.step(1 + len(text[start : start + _CHUNK].split()))
+
+    def lines(self, text: str) -> None:
+        """Pay for the lines that `text` is split into."""
+        for start in range(0, len(text), _CHUNK):
+            self.step(1 + len(text[start : start + _CHUNK].splitlines()))
+
+    def each(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The same items, each paid for when it is taken."""
+        for value in values:
+            self.step()
+            yield value
+
+    def walk(self, value: object, to_write: bool = False) -> int:
         """Number of characters of `value` when written out, roughly; costs a step per item.
 
         A part that is shared is walked as often as it would be written: a small value with exponentially many
@@ -72,14 +110,33 @@ class Budget:
         """
         if isinstance(value, str):
             return len(value)
+        if isinstance(value, int):
+            num_bits = value.bit_length()
+            self.integer(num_bits)
+            return 6 + num_bits // 3
         if isinstance(value, Mapping):
             self.step(1 + len(value))
-            return sum(self.walk(key) + self.walk(item) + 6 for key, item in value.items())
-        if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
+            return sum(
+                self.walk(key, to_write) + self.walk(item, to_write) + _CHARS_PER_ITEM
+                for key, item in value.items()
+            )
+        if isinstance(value, _ITEMS):
             self.step(1 + len(value))
-            return sum(self.walk(item) + 4 for item in value)
+            return sum(self.walk(item, to_write) + _CHARS_PER_ITEM for item in value)
         if isinstance(value, range):
-            self.step(len(value))
-        if isinstance(value, int):
-            self.integer(value.bit_length())
-        return 0 if isinstance(value, Undefined) else 24
+            self.step(1 if to_write else len(value))
+            return 3 * _CHARS_PER_NUMBER
+        if value is None or isinstance(value, float | complex | Undefined):
+            return _CHARS_PER_NUMBER
+        if to_write and not isinstance(value, Macro | LoopContext | Namespace):
+            raise SecurityError(f"a {type(value).__name__} cannot be written out")
+        return 2 * _CHARS_PER_NUMBER + 200  # the name of a macro
+
+
+def nesting(value: object) -> int:
+    """How many lists and mappings stand around the innermost value. `walk` has paid for it."""
+    if isinstance(value, Mapping):
+        return 1 + max(map(nesting, value.values()), default=0)
+    if isinstance(value, Sequence) and not isinstance(value, str | range):
+        return 1 + max(map(nesting, value), default=0)
+    return 0

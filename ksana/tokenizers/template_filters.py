@@ -1,38 +1,52 @@
-"""Filters and tests for chat templates: Jinja's own where they cannot grow, ours where they can.
+"""Filters and tests for chat templates: Jinja's own, each paid for before it works.
 
 Left out of Jinja's set, because no chat template needs them and they are costly, random or produce HTML:
-attr, batch, center, filesizeformat, forceescape, format, pprint, random, slice, striptags, urlencode, urlize,
-wordwrap, xmlattr.
+attr, batch, center, filesizeformat, pprint, random, slice, striptags, urlencode, urlize, wordwrap, xmlattr.
 """
 
 from __future__ import annotations
 
 import functools
-import html
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 from jinja2 import Environment
+from jinja2.exceptions import TemplateError
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.tests import TESTS
+from markupsafe import escape
 
-from ksana.tokenizers.template_budget import Budget, BudgetExceeded
+from ksana.tokenizers import template_filter_prices as prices
+from ksana.tokenizers.template_budget import Budget
+from ksana.tokenizers.template_prices import ESCAPED, pay_sum
 
-_PLAIN_FILTERS = """
-    abs capitalize count d default dictsort first float groupby int items last length lower map max min
-    reject rejectattr reverse select selectattr sort string sum title trim truncate unique upper wordcount
+_LOOKING = "count d default first last length"
+_LAZY = "items map reject rejectattr reverse select selectattr"
+_COMPARING = "dictsort groupby max min sort unique"
+_TEXT = "capitalize lower safe string trim truncate upper"
+_PRICES: dict[str, prices.Price] = {
+    **dict.fromkeys(_LOOKING.split(), prices.look),
+    **dict.fromkeys(_LAZY.split(), prices.items),
+    **dict.fromkeys(_COMPARING.split(), prices.comparisons),
+    **dict.fromkeys(_TEXT.split(), prices.text),
+    "abs": prices.read,
+    "float": prices.read,
+    "format": prices.percent,
+    "indent": prices.indent,
+    "replace": prices.replace,
+    "round": prices.round_off,
+    **dict.fromkeys(("title", "wordcount"), prices.words),
+}
+_CHEAP_TESTS = """
+    boolean callable defined divisibleby escaped even false filter float integer iterable mapping none number
+    odd sameas sequence string test true undefined
 """
-_ITERATING_FILTERS = """
-    dictsort groupby map max min reject rejectattr reverse select selectattr sort sum unique
-"""
-_ITERATING = frozenset(f"do_{name}" for name in _ITERATING_FILTERS.split())
-"""Names of Jinja's functions that take a text apart into characters."""
-_MAX_INDENT = 64
-_MAX_PRECISION = 64
-_WIDE_FORMAT = re.compile(r"\d{4}|\{[^{}]*\{|%[^a-zA-Z%]*\*")
-"""A width or precision of four digits, or one taken from the arguments."""
+_PRICES_OF_TESTS: dict[str, prices.Price] = {
+    **dict.fromkeys(TESTS, prices.read),
+    **dict.fromkeys(_CHEAP_TESTS.split(), prices.look),
+    **dict.fromkeys(("lower", "upper"), prices.text),
+}
 
 
 class MeteredFunctions:
@@ -43,43 +57,43 @@ class MeteredFunctions:
         self._environment = environment
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """All filters, the internal ones of `ksana.tokenizers.template_sandbox.Metering` among them."""
+        """All filters, the internal ones of `ksana.tokenizers.template_metering` among them."""
         own: dict[str, Callable[..., Any]] = {
-            "e": self.escape,
-            "escape": self.escape,
-            "indent": self.indent,
+            **dict.fromkeys(("e", "escape"), self.escape),
+            "forceescape": self.force_escape,
+            "int": self.to_int,
             "join": self.join,
-            "list": self.iterate,
-            "replace": self.replace,
-            "round": self.round,
-            "safe": self.text,
+            "list": self.to_list,
+            "sum": self.add_up,
             "tojson": self.tojson,
             "_concat": self.concat,
             "_iterate": self.iterate,
+            "_refuse": self.refuse,
             "_slice": self.slice_source,
             "_turn": self.turn,
             "_walk": self.walk,
         }
-        return {name: self._metered(FILTERS[name]) for name in _PLAIN_FILTERS.split()} | own
+        return {name: self._metered(FILTERS[name], price) for name, price in _PRICES.items()} | own
 
     def tests(self) -> dict[str, Callable[..., Any]]:
         """Jinja's tests, paid for."""
-        return {name: self._metered(test) for name, test in TESTS.items()}
+        return {name: self._metered(test, _PRICES_OF_TESTS[name]) for name, test in TESTS.items()}
 
-    def _metered(self, function: Any) -> Callable[..., Any]:
+    def _metered(self, function: Any, price: prices.Price) -> Callable[..., Any]:
         num_passed = int(hasattr(function, "jinja_pass_arg"))
-        iterates = function.__name__ in _ITERATING
+        lazy = price is prices.items or price is prices.comparisons
 
         @functools.wraps(function)  # keeps the mark by which Jinja passes its context
         def metered(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget()
-            given = args[num_passed:]
-            budget.make(budget.read(given) + budget.walk(kwargs))
-            if iterates and given and isinstance(given[0], str):
-                budget.step(len(given[0]))
-            return function(*args, **kwargs)
+            price(budget, *args[num_passed:], **kwargs)
+            result = function(*args, **kwargs)
+            return budget.each(result) if lazy and isinstance(result, Iterator) else result
 
         return metered
+
+    def refuse(self, what: str) -> None:
+        raise TemplateError(f"{{% {what} %}} has no place in a chat template")
 
     def turn(self, _: None) -> None:
         """A loop begins another turn."""
@@ -91,16 +105,14 @@ class MeteredFunctions:
         return value
 
     def iterate(self, value: Any) -> Any:
-        """A loop begins, or a list is made: the items, as something with a length."""
-        step = self._budget().step
-        if hasattr(value, "__len__"):
-            step(len(value))
-            return value if isinstance(value, list | tuple | Mapping | range) else list(value)
-        items = []
-        for item in value:
-            step()
-            items.append(item)
-        return items
+        """A loop begins over `value`."""
+        if isinstance(value, Sized):
+            self._budget().step(len(value))
+            return value
+        return self._budget().each(value)
+
+    def to_list(self, value: Iterable[Any]) -> list[Any]:
+        return list(self.iterate(value))
 
     def slice_source(self, value: Any) -> Any:
         """A part of `value` is about to be copied."""
@@ -111,64 +123,64 @@ class MeteredFunctions:
         return value
 
     def text(self, value: Any) -> str:
-        self._budget().make(self._budget().walk(value))
+        self._budget().text(value)
         return str(value)
 
     def concat(self, values: list[Any]) -> str:
         return "".join(map(self.text, values))
 
-    def escape(self, value: Any) -> str:
-        self._budget().make(6 * self._budget().walk(value))
-        return html.escape(str(value)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+    def escape(self, value: Any) -> Any:
+        self._budget().text(value)
+        self._budget().make(ESCAPED * self._budget().walk(value))
+        return escape(value)
 
-    def join(self, values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    def force_escape(self, value: Any) -> Any:
+        return self.escape(self.text(value))
+
+    def join(self, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
         if attribute is not None:
-            values = map(make_attrgetter(self._environment, attribute), values)
-        texts = [self.text(value) for value in self.iterate(values)]
-        separator = str(d)
+            prices.check_path(attribute)
+            value = map(make_attrgetter(self._environment, attribute), value)
+        texts = [self.text(part) for part in self.iterate(value)]
+        separator = self.text(d)
         self._budget().make(sum(map(len, texts)) + len(separator) * len(texts))
         return separator.join(texts)
 
-    def replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
-        text, old, new = str(value), str(old), str(new)
-        times = text.count(old) if old else len(text) + 1
-        self._budget().make(len(text) + times * len(new))
-        return text.replace(old, new, -1 if count is None else count)
+    def to_int(self, value: Any, default: Any = 0, base: int = 10) -> Any:
+        self._budget().read((value, default))
+        number = FILTERS["int"](value, default, base)
+        self._budget().walk(number)  # what the digits of another base may make is too large to work with
+        return number
 
-    def indent(self, value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-        margin = width if isinstance(width, str) else " " * min(width, _MAX_INDENT + 1)
-        if len(margin) > _MAX_INDENT:
-            raise BudgetExceeded(f"it indents by more than {_MAX_INDENT} characters")
-        lines = str(value) + "\n"
-        self._budget().make(len(lines) + len(margin) * lines.count("\n"))
-        indented: str = FILTERS["indent"](str(value), margin, first, blank)
-        return indented
-
-    def round(self, value: float, precision: int = 0, method: str = "common") -> float:
-        if not -_MAX_PRECISION <= precision <= _MAX_PRECISION:
-            raise BudgetExceeded(f"it rounds to {precision} digits")
-        rounded: float = FILTERS["round"](value, precision, method)
-        return rounded
+    def add_up(self, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+        """As Jinja's; lists are added one by one, since each sum is a copy."""
+        budget = self._budget()
+        if attribute is not None:
+            prices.check_path(attribute)
+            iterable = map(make_attrgetter(self._environment, attribute), iterable)
+        values = list(self.iterate(iterable))
+        budget.read((start, *values))
+        if isinstance(start, str) or all(isinstance(value, int | float) for value in (start, *values)):
+            return sum(values, start)
+        total = start
+        for value in values:
+            pay_sum(budget, total, value)
+            total = total + value
+        return total
 
     def tojson(
         self,
         value: Any,
         ensure_ascii: bool = False,
-        indent: int | None = None,
+        indent: int | str | None = None,
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
         """JSON as chat templates expect it: nothing escaped for HTML, not even non-ASCII characters."""
         budget = self._budget()
-        if indent is not None and not 0 <= indent <= _MAX_INDENT:
-            raise BudgetExceeded(f"it indents JSON by {indent} characters")
-        budget.make((6 if ensure_ascii else 2) * budget.walk(value) + 16 * (indent or 0))
+        size = budget.walk(value)
+        budget.make((12 if ensure_ascii else 6) * size)  # "\\ud83d\\ude00" and "\\u0001"
+        prices.json_layout(budget, value, size, indent, separators)
         return json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
-
-    def check_format(self, template: str) -> None:
-        """Refuse format strings whose output may be much longer than their input."""
-        self._budget().make(len(template))
-        if _WIDE_FORMAT.search(template):
-            raise BudgetExceeded("it formats with a width or precision of four digits or from an argument")

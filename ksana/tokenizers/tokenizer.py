@@ -14,11 +14,9 @@ from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.detokenizer import Detokenizer
 from ksana.tokenizers.guarded_encoding import GuardedEncoding
 from ksana.tokenizers.pieces import TokenPieces
+from ksana.tokenizers.vocabulary_limits import MAX_TOKEN_CHARS
 
 log = logging.getLogger(__name__)
-
-MAX_TOKEN_CHARS = 1 << 16
-"""Of one token; real ones have a few hundred at most."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,10 @@ class Tokenizer:
         """The text of ids (see `ksana.tokenizers.detokenizer` for its definition)."""
         detokenizer = self.stream(skip_special_tokens)
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    def spelling(self, token_id: int) -> str:
+        """A special token as it is written out."""
+        return self._pieces[token_id].decode(errors="replace")
 
     def stream(self, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for the ids that follow `prompt_ids`."""

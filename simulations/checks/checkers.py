@@ -104,7 +104,7 @@ def _what_is_wrong(asked: Asked, ended: RequestEnded, now_s: float, facts: Engin
         return _wrong_finish(asked, outcome, count, limit)
     if isinstance(outcome, Aborted):
         return None if asked.left else "nobody left"
-    return _wrong_failure(asked, outcome, now_s, facts)
+    return _wrong_failure(asked, outcome, count, now_s, facts)
 
 
 def _wrong_finish(asked: Asked, outcome: Finished, count: int, limit: int) -> str | None:
@@ -128,7 +128,7 @@ def _wrong_finish(asked: Asked, outcome: Finished, count: int, limit: int) -> st
     return None if count == limit and last not in ends else f"{count} tokens of {limit}, the last is {last}"
 
 
-def _wrong_failure(asked: Asked, outcome: Failed, now_s: float, facts: EngineFacts) -> str | None:
+def _wrong_failure(asked: Asked, outcome: Failed, count: int, now_s: float, facts: EngineFacts) -> str | None:
     spec, num_prompt = facts.spec, asked.request.prompt.num_tokens
     if outcome.status == 504:
         if asked.request.timeout_s >= PATIENT_S:
@@ -150,8 +150,10 @@ def _wrong_failure(asked: Asked, outcome: Failed, now_s: float, facts: EngineFac
     if num_prompt >= spec.max_model_len:
         return None if outcome.status == 400 else "the status should be 400"
     num_tokens = min(num_prompt + asked.request.max_tokens, spec.max_model_len)
-    fits = num_tokens // spec.block_size + 1 <= spec.num_fa_blocks
-    return "it fits the pool" if fits else None
+    if num_tokens - 1 <= spec.num_fa_blocks * spec.block_size:
+        return "it fits the pool"
+    is_right = outcome.status == 400 and not count
+    return None if is_right else f"the status should be 400, at once: {count} tokens came"
 
 
 def _check_timing(asked: Asked, ended: RequestEnded, now_s: float) -> None:

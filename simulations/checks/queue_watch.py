@@ -208,8 +208,8 @@ class QueueWatch:
     def _fits(self, request: AddRequest, cores: Cores) -> bool:
         """Whether its prompt and one block more could be had, whatever of it is cached."""
         size, num_prompt = self._spec.block_size, len(request.prompt_token_ids)
-        own = min(num_prompt + size, num_prompt + (request.sampling.max_tokens or size))
-        num_blocks = max(ceil_div(own, size), num_prompt // size + 1)
+        own = num_prompt + min(size, (request.sampling.max_tokens or size + 1) - 1)
+        num_blocks = ceil_div(own, size)
         fa = cores.allocator.fa
         if num_blocks > fa.pool.num_free + fa.pool.num_cached - fa.num_set_aside:
             return False

@@ -114,7 +114,7 @@ class _Drawing:
         block_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 8, 16) if is_usual else (1, 2, 3, 4))
         max_model_len = rng.randint(3 * block_size, 24 * block_size) + (8 if is_usual else 40)
         spare = rng.choice(_SPARE_BLOCKS.get(self.style, (0, 1, 2, 4, 8, 16, 40)))
-        num_fa_blocks = max_model_len // block_size + 1 + spare
+        num_fa_blocks = -(-(max_model_len - 1) // block_size) + spare
         if self.style in ("usual", "storm") and rng.random() < 0.15:
             num_fa_blocks = max(2, num_fa_blocks * rng.randint(3, 8) // 10)  # some requests can never run
         engine = EngineSpec(

@@ -44,6 +44,7 @@ from ksana.messages.stores import (
 from ksana.messages.swa import FaBlock
 from ksana.runtime.mailbox import Mailbox
 from ksana.runtime.virtual_clock import VirtualClock
+from ksana.stores.envelope import KeyFault
 from ksana.stores.simulated import SimulatedStore
 from ksana.stores.store import Store
 
@@ -105,6 +106,45 @@ def test_orders_are_carried_out() -> None:
         assert bytes(port.staging.slot(0, SLOT_BYTES)) == b"b" * SLOT_BYTES
 
     run(script, lambda: SimulatedStore(1))
+
+
+class PartlyUnusable(SimulatedStore):
+    """Some keys have something in their places; the whole may be full."""
+
+    unusable = frozenset({b"a", b"c"})
+    is_full = False
+
+    async def get(self, key: bytes, into: memoryview) -> bool:
+        if key in self.unusable:
+            raise KeyFault(f"{key.decode()} is a directory")
+        return await super().get(key, into)
+
+    async def put(self, key: bytes, data: memoryview) -> None:
+        if key in self.unusable:
+            raise KeyFault(f"{key.decode()} is a directory")
+        if self.is_full:
+            raise RemoteCacheError("disk full")
+        await super().put(key, data)
+
+
+def test_a_fault_of_one_key_is_told_apart_from_one_of_the_store() -> None:
+    store = PartlyUnusable(1)
+
+    async def script(port: Port) -> None:
+        for order in (
+            StoreSave(op_id=1, blocks=port.blocks("a", "b", "c"), deadline_s=deadline()),
+            StoreFetch(op_id=2, blocks=port.blocks("a", "b", "c"), deadline_s=deadline()),
+        ):
+            answer = await port.ask(order)
+            assert isinstance(answer, StoreFetched | StoreSaved)
+            assert answer.results == ("unusable", "ok", "unusable")
+            assert "is a directory" in str(answer.error)
+        store.is_full = True
+        answer = await port.ask(StoreSave(op_id=3, blocks=port.blocks("a", "b"), deadline_s=deadline()))
+        assert isinstance(answer, StoreSaved)
+        assert (answer.results, answer.error) == (("unusable", "failed"), "disk full")
+
+    run(script, lambda: store)
 
 
 def test_damage_and_trouble_are_told_apart() -> None:

@@ -89,13 +89,31 @@ def table(grant: BlocksGranted) -> list[int]:
 PROMPT = tuple(range(100, 110))
 
 
-def test_always_room_for_one_more_token() -> None:
+def test_a_block_comes_with_the_step_that_writes_it_and_not_before() -> None:
     steps = Steps()
     [grant] = steps.plan(new(1, tuple(range(7)))).grants
     assert len(grant.fa_edits) == 2
-    [grant] = steps.plan(more(1, 7)).grants  # tokens 0..7 fill two blocks exactly
+    assert steps.plan(more(1, 7)).grants[0].fa_edits == ()  # tokens 0..7 fill two blocks exactly
+    [grant] = steps.plan(more(1, 8)).grants
     assert [edit.index for edit in grant.fa_edits] == [2]
-    assert steps.plan(more(1, 8)).grants[0].fa_edits == ()
+
+
+def test_as_many_tokens_as_the_pool_holds_fit_and_one_more_never_does() -> None:
+    steps = Steps(2)
+    assert len(steps.plan(new(1, tuple(range(8)))).grants[0].fa_edits) == 2
+    assert steps.plan(new(2, tuple(range(9)))).refusals[0].reason == "never"
+    answer = steps.plan(more(1, 8), updates=(done(1, 8),))
+    assert [(r.request_id, r.reason) for r in answer.refusals] == [(1, "never")]
+
+
+def test_what_will_outgrow_the_pool_is_refused_for_good_before_it_begins() -> None:
+    for num_at_most, num_grants in ((0, 1), (3, 1), (8, 1), (9, 0)):
+        steps = Steps(2)
+        tokens = NewRequestBlocks(token_ids=(1, 2, 3), num_tokens_at_most=num_at_most)
+        demand = AllocateRequestBlocks(request_id=1, num_computed_tokens=0, num_tokens=3, new=tokens)
+        answer = steps.plan(demand)
+        assert len(answer.grants) == num_grants
+        assert [r.reason for r in answer.refusals] == ["never"] * (1 - num_grants)
 
 
 def test_second_request_starts_behind_the_shared_blocks() -> None:
@@ -193,9 +211,9 @@ def test_no_overtaking_by_new_requests_but_running_ones_are_tried() -> None:
 
 def test_never_when_the_empty_pool_is_too_small() -> None:
     steps = Steps(4)
-    assert steps.plan(new(1, tuple(range(16)), 4)).refusals[0].reason == "never"
-    assert steps.plan(new(1, tuple(range(15)), 4)).grants
-    assert steps.plan(more(1, 4, 12)).refusals[0].reason == "never"
+    assert steps.plan(new(1, tuple(range(17)), 4)).refusals[0].reason == "never"
+    assert steps.plan(new(1, tuple(range(16)), 4)).grants
+    assert steps.plan(more(1, 4, 13)).refusals[0].reason == "never"
 
 
 def test_admission_counts_what_is_reserved_for_others() -> None:
@@ -227,9 +245,9 @@ def test_a_match_pins_what_it_found() -> None:
     steps = Steps(3)
     steps.plan(new(1, PROMPT[:8]))
     steps.plan(updates=(done(1, 8),), releases=(1,))
-    answer = steps.plan(new(2, (*PROMPT[:8], 1, 2, 3, 4), 5))
+    answer = steps.plan(new(2, (*PROMPT[:8], 1, 2, 3, 4, 5), 6))
     assert answer.refusals[0].reason == "never"
-    answer = steps.plan(new(2, (*PROMPT[:8], 1, 2, 3), 3))
+    answer = steps.plan(new(2, (*PROMPT[:8], 1, 2, 3, 4), 4))
     assert answer.grants[0].start == 8
     assert answer.counters.num_fa_evictions == 0
 
@@ -302,6 +320,6 @@ def test_what_a_match_pins_is_no_room() -> None:
     steps = Steps(4)
     steps.plan(new(1, PROMPT[:8]))
     steps.plan(new(2, (1, 2)), updates=(done(1, 8),), releases=(1,))  # 2 cached, 1 referenced, 1 free
-    answer = steps.plan(new(3, (*PROMPT[:8], 1, 2, 3, 4)))
+    answer = steps.plan(new(3, (*PROMPT[:8], 1, 2, 3, 4, 5)))
     assert [(r.request_id, r.reason) for r in answer.refusals] == [(3, "no_room")]
-    assert steps.plan(new(3, (*PROMPT[:8], 1, 2, 3))).grants[0].start == 8
+    assert steps.plan(new(3, (*PROMPT[:8], 1, 2, 3, 4))).grants[0].start == 8

@@ -37,7 +37,7 @@ def test_without_sliding_layers_all_is_fa() -> None:
 def test_one_chunk_one_window_one_block_is_the_least() -> None:
     sizes = plan(LONGEST_FA + 13 * 8000)
     assert (sizes.num_fa_blocks, sizes.num_swa_blocks, sizes.plan_ahead_possible) == (63, 13, False)
-    with pytest.raises(ConfigError, match="largest --max-model-len that fits is 991"):
+    with pytest.raises(ConfigError, match="largest --max-model-len that fits is 993"):
         plan(LONGEST_FA + 13 * 8000 - 1)
 
 
@@ -48,12 +48,12 @@ def test_two_chunks_allow_planning_ahead() -> None:
 
 def test_the_largest_length_that_fits_does_fit() -> None:
     kv_bytes = 150_000
-    with pytest.raises(ConfigError, match=r"--max-model-len 1000.* is 447") as error:
+    with pytest.raises(ConfigError, match=r"--max-model-len 1000.* is 449") as error:
         plan(kv_bytes)
     assert "--kv-cache-memory" in str(error.value)
-    assert plan(kv_bytes, max_model_len=447).max_tokens >= 447
+    assert plan(kv_bytes, max_model_len=449).max_tokens >= 449
     with pytest.raises(ConfigError):
-        plan(kv_bytes, max_model_len=448)
+        plan(kv_bytes, max_model_len=450)
 
 
 def test_a_pool_below_one_chunk_is_refused_with_the_numbers() -> None:
@@ -62,7 +62,7 @@ def test_a_pool_below_one_chunk_is_refused_with_the_numbers() -> None:
 
 
 def test_short_contexts_need_no_whole_window() -> None:
-    sizes = plan(3 * 9600, max_model_len=47)
+    sizes = plan(3 * 9600, max_model_len=49)
     assert (sizes.num_fa_blocks, sizes.num_swa_blocks, sizes.plan_ahead_possible) == (3, 3, True)
 
 
@@ -76,7 +76,38 @@ def test_all_sliding_models_have_fa_blocks_without_memory() -> None:
     sizes = plan(1_000_000, full_bytes_per_token=0)
     assert (sizes.fa_block_bytes, sizes.num_swa_blocks) == (0, 125)
     assert sizes.num_fa_blocks == 500
-    assert plan(1_000_000, full_bytes_per_token=0, max_model_len=100_000).num_fa_blocks == 25_004
+    assert plan(1_000_000, full_bytes_per_token=0, max_model_len=100_000).num_fa_blocks == 25_000
+
+
+@pytest.mark.parametrize("sliding", [0, 500])
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_a_length_that_fills_the_pool_to_the_token_fits_and_one_more_does_not(
+    sliding: int, block_size: int
+) -> None:
+    """The last token needs no KV: 160 + 161 tokens need 20 blocks of 16."""
+    block_bytes = block_size * (100 + sliding)
+    for num_blocks in (1, 2, 20):
+        longest = num_blocks * block_size + 1
+        assert longest == 321 or (num_blocks, block_size) != (20, 16)
+        changes: dict[str, Any] = {
+            "sliding_bytes_per_token": sliding,
+            "sliding_window": 100_000,
+            "block_size": block_size,
+            "max_num_batched_tokens": 100_000,
+        }
+        sizes = plan(num_blocks * block_bytes, max_model_len=longest, **changes)
+        assert (sizes.num_fa_blocks, sizes.max_tokens) == (num_blocks, longest)
+        assert sizes.num_swa_blocks == (num_blocks if sliding else 0)
+        with pytest.raises(ConfigError, match=f"the largest --max-model-len that fits is {longest}"):
+            plan(num_blocks * block_bytes, max_model_len=longest + 1, **changes)
+        with pytest.raises(ConfigError):
+            plan(num_blocks * block_bytes - 1, max_model_len=longest, **changes)
+
+
+def test_a_pool_below_one_block_is_refused_and_nothing_is_said_of_windows_that_there_are_not() -> None:
+    with pytest.raises(ConfigError, match="no --max-model-len fits: one block is too large") as error:
+        plan(1, sliding_bytes_per_token=0, sliding_window=None)
+    assert "window" not in str(error.value)
 
 
 def test_a_model_without_kv_is_refused() -> None:
@@ -111,4 +142,4 @@ def test_what_is_planned_fits_and_holds_what_is_promised(
     assert sizes.kv_bytes <= kv_bytes
     assert sizes.max_tokens >= max_model_len
     least = -(-window // block_size) + -(-chunk // block_size) + 1
-    assert sizes.num_swa_blocks >= min(least, max_model_len // block_size + 1)
+    assert sizes.num_swa_blocks >= min(least, -(-max(1, max_model_len - 1) // block_size))

@@ -430,12 +430,12 @@ def test_held_blocks_stay_until_they_are_let_go() -> None:
     answer = loads.call(call)
     assert [(held.block, held.swa_block_id) for held in answer.held] == [(blocks[2], -1), (blocks[1], -1)]
     assert loads.num_held() == 3, "what stands before them is held too"
-    loads.run(2, tuple(range(24)))
+    loads.run(2, tuple(range(27)))
     assert loads.num_cached(PROMPT) == 3
-    assert [r.reason for r in loads.plan(new(3, tuple(range(50, 79)))).refusals] == ["no_room"]
+    assert [r.reason for r in loads.plan(new(3, tuple(range(50, 82)))).refusals] == ["no_room"]
     loads.call(ReleaseHeldBlocks(pool_epoch=1, hold_id=5))
     assert loads.num_held() == 0
-    assert len(loads.plan(new(3, tuple(range(50, 79)))).grants) == 1
+    assert len(loads.plan(new(3, tuple(range(50, 82)))).grants) == 1
 
 
 def test_holds_overlap() -> None:

@@ -203,9 +203,33 @@ def test_a_port_in_use_is_found_out_before_the_model_is_looked_at(capsys: pytest
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["/no/such", "--served-model-name", "a\udcff"], ["/no/such/\udcff"]])
+def test_a_name_that_no_answer_could_hold(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *argv, "--port", "0"]) == 2
+    assert "printable characters" in capsys.readouterr().err
+
+
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "/no/such/model.gguf", "--port", "0"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert "/no/such/model.gguf" in err
     assert "Traceback" not in err
+
+
+def test_what_others_may_read_of_secrets_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the model is looked for: here there is none."""
+    for name in list(os.environ):
+        if name.startswith("KSANA_"):
+            monkeypatch.delenv(name)
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    for mode, said in ((0o644, True), (0o600, False)):
+        keys.chmod(mode)
+        assert main(["serve", "/nowhere/model", "--port", "0", "--api-key-file", str(keys)]) == 3
+        text = capsys.readouterr().err
+        line = f"the API key file {keys} can be read by others on this machine (mode 0644): `chmod 600` it"
+        assert (line in text) == said
+        assert "secret" not in text

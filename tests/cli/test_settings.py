@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import yaml
 
-from ksana.cli.fields import nearest
 from ksana.cli.settings import (
     FIELDS,
     MAX_FILE_BYTES,
@@ -22,6 +21,7 @@ from ksana.cli.settings import (
 )
 from ksana.config import Settings
 from ksana.errors import ConfigError
+from ksana.setting_fields import nearest
 
 
 def read(*argv: str, environ: dict[str, str] | None = None, file: Path | None = None) -> Settings:
@@ -50,9 +50,18 @@ SAMPLES = {
     "int": ("1", 1),
     "text": ("some", "some"),
     "bool": ("false", False),
-    "list": ("a,b", ("a", "b")),
+    "remote_cache": ("file:///some", "file:///some"),
+    "journal_actors": ("scheduler, tokenizer", ("scheduler", "tokenizer")),
+    "allowed_origins": ("http://a,https://b:8", ("http://a", "https://b:8")),
 }
-"""A text and what it means, by kind; choices and sizes come from the field."""
+"""A text and what it means, by name or kind; choices and sizes come from the field."""
+
+COMPANIONS = {
+    "journal_key_file": {"journal": "some", "journal_redact": True},
+    "journal_actors": {"journal": "some"},
+    "journal_segment_bytes": {"journal_max_bytes": 4 << 30},
+}
+"""What must be set as well for a setting to mean something."""
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
@@ -65,9 +74,12 @@ def test_every_field_has_its_flag_variable_and_key(field, tmp_path: Path) -> Non
         (tmp_path / "key").write_text("k")
         text = value = str(tmp_path / "key")
     else:
-        text, value = SAMPLES[field.kind]
-    wanted = msgspec.structs.replace(Settings(model="m"), **{field.name: value})
+        text, value = SAMPLES.get(field.name) or SAMPLES[field.kind]
+    companions = COMPANIONS.get(field.name, {})
+    wanted = msgspec.structs.replace(Settings(model="m"), **companions, **{field.name: value})
     model = [] if field.name == "model" else ["m"]
+    for name, companion in companions.items():
+        model.append("--" + name.replace("_", "-") + ("" if companion is True else f"={companion}"))
     flags = ["--no-" + field.flag[2:]] if field.kind == "bool" else [field.flag, text]
     assert read(*model, *flags) == wanted
     assert read(*model, environ={field.variable: text}) == wanted
@@ -91,7 +103,7 @@ def test_the_last_of_a_repeated_flag_wins_and_equals_signs_work() -> None:
         (["--port", "x"], "--port: 'x' will not do; it must be a whole number from 0 to 65535"),
         (["--port", "70000"], "--port: '70000' will not do; it must be a whole number from 0 to 65535"),
         (["--port", "-1"], "'-1' will not do"),
-        (["--max-model-len", "0"], "it must be a whole number, 1 or more"),
+        (["--max-model-len", "0"], "it must be a whole number from 1 to 1073741824"),
         (["--block-size", "17"], "it must be one of 8, 16, 32, 64, 128"),
         (["--kv-cache-memory", "lots"], "--kv-cache-memory: 'lots' will not do; it must be a size in bytes"),
         (["--max-body-bytes", "0"], "--max-body-bytes: '0' will not do"),

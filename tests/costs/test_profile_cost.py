@@ -85,10 +85,16 @@ def test_graphs_pad_small_steps(tmp_path: Path) -> None:
     five, eight = (other_us(tokens, 5, 8) for tokens in (24, 8))
     attention = NUM_LAYERS * attention_us(0, 0, 5, 64)
     assert five > eight
-    assert padded.seconds(shape(decodes=5, kv=64)) == pytest.approx((five + attention) * 1e-6)
+    launches = padded.tables.launches
+    assert launches.full_us < 0 < launches.none_us
+    expected = five + attention + launches.full_us
+    assert padded.seconds(shape(decodes=5, kv=64)) == pytest.approx(expected * 1e-6)
     above = padded.seconds(shape((65, 0)))
     expected = other_us(96, 1, 1) + NUM_LAYERS * attention_us(65, 0, 0, 0)
-    assert above == pytest.approx(expected * 1e-6, rel=2e-3)
+    assert above == pytest.approx((expected + launches.none_us) * 1e-6, rel=2e-3)
+    mixed = padded.seconds(shape((16, 0), decodes=5, kv=64))
+    expected = other_us(24, 6, 8) + NUM_LAYERS * attention_us(16, 0, 5, 64) + launches.piecewise_us
+    assert mixed == pytest.approx(expected * 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,66 @@ async def test_sampling_defaults_and_a_drawn_seed() -> None:
     assert 0 <= first.seed < 2**64
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 0},
+        {"temperature": 2},
+        {"temperature": 1e-7},
+        {"top_p": 0},
+        {"top_p": 0.0},
+        {"top_p": 1},
+        {"presence_penalty": 0, "frequency_penalty": 0.0},
+        {"presence_penalty": None, "frequency_penalty": None},
+        {"n": 1},
+        {"n": None},
+        {"logprobs": False, "top_logprobs": 0},
+        {"logprobs": None, "top_logprobs": None},
+        {"max_tokens": None, "max_completion_tokens": None},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+        {"stop": None},
+        {"stop": ""},
+        {"stop": []},
+        {"stop": ["a", "b", "c", "d"]},
+        {"seed": None},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1},
+        {"stream": None, "stream_options": None},
+        {"stream": True, "stream_options": {}},
+        {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
+        {"response_format": {"type": "text"}},
+        {"response_format": None},
+        {"tools": [], "tool_choice": "none"},
+        {"tools": None, "tool_choice": None, "parallel_tool_calls": None},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+        {"functions": [], "function_call": "none"},
+        {"logit_bias": {}},
+        {"logit_bias": None},
+        {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "metadata": {"a": "b"}},
+        {"user": None, "safety_identifier": None, "prompt_cache_key": None, "metadata": None},
+        {"prompt_cache_retention": "in-memory"},
+        {"prompt_cache_retention": None},
+        {"store": False},
+        {"store": None},
+        {"service_tier": "auto"},
+        {"service_tier": "default"},
+        {"service_tier": None},
+        {"reasoning_effort": "medium"},
+        {"reasoning_effort": None},
+        {"verbosity": "medium"},
+        {"verbosity": None},
+        {"modalities": ["text"]},
+        {"modalities": None, "audio": None, "prediction": None, "web_search_options": None},
+    ],
+)
+async def test_what_openai_s_schema_allows_and_changes_nothing_is_no_error(more: dict[str, Any]) -> None:
+    async with running() as gateway:
+        answer = await gateway.post("/v1/chat/completions", {**CHAT, **more})
+        assert answer.status_code == 200, answer.text
+        (asked,) = gateway.client.asked
+    assert asked.sampling.stop in ((), ("a", "b", "c", "d"))
+
+
 async def test_sampling_fields_reach_the_engine() -> None:
     body = {
         **CHAT,
@@ -223,7 +283,7 @@ async def test_sampling_fields_reach_the_engine() -> None:
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": True}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"seed": 2**64}, "seed"),
         ({"stop": [""]}, "stop[0]"),

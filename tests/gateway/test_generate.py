@@ -122,7 +122,7 @@ async def test_an_answer_can_be_asked_for_again() -> None:
         ({"temperature": 0.7, "top_p": 0}, "top_p"),
         ({"temperature": 1000}, "temperature"),
         ({"temperature": 1000, "topk": 1}, "temperature"),
-        ({"temperature": 1e-9, "topk": 1}, "temperature"),
+        ({"temperature": -1e-9, "topk": 1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_new_tokens": 5000}, "max_new_tokens"),
         ({"max_tokens": 5000}, "max_tokens"),

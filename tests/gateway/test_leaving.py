@@ -68,6 +68,27 @@ async def test_a_reset_is_leaving_too() -> None:
         await eventually(lambda: gateway.client.aborted == [1], 0.5)
 
 
+async def test_leaving_while_the_connection_is_made_ready_for_a_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not wait for one until it has been idle for too long."""
+    make_idle = connection.Connection._become_idle
+
+    async def late(self: connection.Connection) -> None:
+        while self.idle_since_s is None and not self._is_over:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+        await make_idle(self)
+
+    monkeypatch.setattr(connection.Connection, "_become_idle", late)
+    async with running(says("a")) as gateway:
+        stream = await connect(gateway.port)
+        await stream.send_all(raw_post("/v1/chat/completions", CHAT))
+        await read_until(stream, b"}}}")
+        stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        await stream.aclose()
+        await eventually(lambda: len(gateway.server._connections) == 0, 3)
+
+
 async def test_leaving_between_the_first_output_and_the_first_byte() -> None:
     """The stream is made, but nobody ever iterates over it."""
     async with running(endless()) as gateway:

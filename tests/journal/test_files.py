@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,12 +170,12 @@ def test_a_bug_in_the_journal_is_no_reason_to_stop_serving(
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"journal_actors": ("scheduler", "nobody")}, "'nobody' is none of tokenizer, scheduler"),
+        ({"journal_actors": ("scheduler", "nobody")}, "each one of tokenizer, scheduler"),
         ({"journal_actors": ("tokenizer",), "journal_redact": True}, "hears and says text"),
         ({"journal_max_bytes": 100 << 20}, "must hold 2 segments"),
         ({"journal_actors": ("swa_cache_manager",)}, "this engine has no swa_cache_manager"),
         ({"journal_key_file": "k"}, "nothing is redacted"),
-        ({"journal": ""}, "journal is empty"),
+        ({"journal": ""}, "journal: '' will not do"),
         ({"journal": None, "journal_redact": True}, "journal_redact is set, but nothing is recorded"),
     ],
 )
@@ -197,3 +198,31 @@ def test_which_actors_are_recorded() -> None:
     assert recorded_actors(redacted, has_swa=True, has_loader=True) == ACTORS
     two = Settings(model="m", journal="d", journal_actors=("swa_cache_manager", "scheduler"))
     assert recorded_actors(two, has_swa=True, has_loader=True) == ("scheduler", "swa_cache_manager")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
+def test_all_of_it_is_for_the_owner_alone_under_any_umask(tmp_path: Path, umask: int) -> None:
+    directory = tmp_path / "above" / "journal"
+    before = os.umask(umask)
+    try:
+        files = SegmentFiles(directory, 1 << 20)
+        files.write([Piece(1, b"x"), Piece(2, b"y")])
+        files.close()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (directory.parent, directory)}
+    assert modes == {"above": 0o700, "journal": 0o700}
+    assert [path.stat().st_mode & 0o7777 for path in directory.iterdir()] == [0o600] * 3
+
+
+def test_a_directory_that_others_may_read_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o755)
+    SegmentFiles(tmp_path, 1 << 20).close()
+    (line,) = caplog.messages
+    assert "prompts are in it" in line
+    assert "can be read by others on this machine (mode 0755)" in line
+    tmp_path.chmod(0o700)
+    SegmentFiles(tmp_path, 1 << 20).close()
+    assert len(caplog.messages) == 1

@@ -169,3 +169,21 @@ def test_the_key_is_made_kept_private_and_read_again(tmp_path: Path) -> None:
     for name in ("pipe", "."):
         with pytest.raises(ConfigError, match=r"no regular file|cannot be used"):
             read_or_make_key(str(tmp_path / name))
+
+
+def test_a_key_is_for_its_owner_alone_and_one_that_is_not_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "key"
+    before = os.umask(0)
+    try:
+        key = read_or_make_key(str(file))
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o7777 == 0o600
+    assert read_or_make_key(str(file)) == key
+    assert caplog.messages == []
+    file.chmod(0o640)
+    assert read_or_make_key(str(file)) == key
+    (line,) = caplog.messages
+    assert "can be read by others on this machine (mode 0640): `chmod 600` it" in line

@@ -472,6 +472,47 @@ def test_saves_that_fail_switch_off_saving_and_never_reading() -> None:
     save(b, 8)
 
 
+def test_faults_of_keys_switch_nothing_off_and_are_told_now_and_then() -> None:
+    b = Bench()
+    for number in range(30):
+        order = save(b, number)
+        said = StoreSaved(
+            op_id=order.op_id, results=("unusable",), seconds=0.1, error=f"{number} is a directory"
+        )
+        b.tell(said)
+    status = b.core.status()
+    assert (status.store_ok, status.saves_ok, status.num_breaker_openings) == (True, True, 0)
+    assert (status.num_unusable_blocks, status.num_unsaved_blocks, status.num_store_errors) == (30, 30, 0)
+    events = [event.text for event in b.core.take_events()]
+    assert len(events) == 2
+    assert "so far 1 blocks" in events[0]
+    assert "so far 10 blocks" in events[1]
+    assert "9 is a directory" in events[1]
+    for number in range(30, 33):  # nor do they excuse those of the store
+        order = save(b, number)
+        b.tell(StoreSaved(op_id=order.op_id, results=("failed",), seconds=0.1, error="disk full"))
+        if number < 32:
+            order = save(b, number + 100)
+            b.tell(StoreSaved(op_id=order.op_id, results=("unusable",), seconds=0.1, error="a directory"))
+    assert not b.core.status().saves_ok
+
+
+def test_blocks_that_cannot_be_read_for_what_stands_in_their_places_are_computed() -> None:
+    b = Bench()
+    for _ in range(5):
+        fetch = b.reserve()
+        results = ("unusable",) * 4 + ("ok",) * 6
+        answer = StoreFetched(op_id=fetch.op_id, results=results, seconds=0.1, error="a pipe")  # type: ignore[arg-type]
+        assert any(isinstance(message, CopyFromStaging) for message in b.tell(answer))
+        assert KEYS[5] + b"f" not in b.core.state.known_keys, "to be written anew"
+        (copy,) = b.core.state.copies
+        b.tell(StagingCopied(pool_epoch=1, copy_id=copy))
+        end_load(b)
+    status = b.core.status()
+    assert (status.store_ok, status.num_unusable_blocks, status.num_breaker_openings) == (True, 20, 0)
+    assert len(b.core.take_events()) == 2, "and no line for each request"
+
+
 def test_a_save_that_is_late_switches_off_saving_alone() -> None:
     b = Bench()
     order = save(b, 1)

@@ -118,3 +118,8 @@ def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert default_cache_dir() == tmp_path / "ksana" / "models"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache_dir() == Path.home() / ".cache" / "ksana" / "models"
+
+
+def test_the_home_of_nobody() -> None:
+    with pytest.raises(ModelLoadError, match="~nobody-here"):
+        resolve_model("~nobody-here/model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,29 @@ def test_llama_sizes(tmp_path: Path) -> None:
         ),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 77.0}}, RopeSpec(theta=77.0)),
         ({"rope_parameters": {"full_attention": {"rope_theta": 99.0}}}, RopeSpec(theta=99.0)),
+        ({"rope_scaling": {}, "rope_parameters": {"rope_theta": 77.0}}, RopeSpec(theta=77.0)),
+        ({"rope_scaling": {}, "rope_theta": 5e5}, RopeSpec(theta=5e5)),
+        ({"rope_scaling": {}, "rope_parameters": {}, "rope_theta": None}, RopeSpec(theta=1e4)),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 77.0}},
+            RopeSpec(theta=77.0, kind="linear", factor=2.0),
+        ),
+        (
+            {"rope_scaling": {}, "rope_parameters": {"full_attention": {"rope_theta": 99.0}}},
+            RopeSpec(theta=99.0),
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    **LLAMA3_SCALING,
+                    "original_max_position_embeddings": None,
+                },
+                "rope_theta": 500000.0,
+                "original_max_position_embeddings": LLAMA3_SCALING["original_max_position_embeddings"],
+            },
+            LLAMA3,
+        ),
     ],
 )
 def test_llama_rope_spellings(tmp_path: Path, changes: dict[str, Any], expected: RopeSpec) -> None:
@@ -84,6 +108,15 @@ def test_llama_rope_spellings(tmp_path: Path, changes: dict[str, Any], expected:
         ({"rope_scaling": {"type": "llama3", "factor": 8}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3_SCALING, "high_freq_factor": 1.0}}, "not above low"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear', not an object"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling: rope_type is 'linear', but 'default' in",
+        ),
+        (
+            {"rope_scaling": {"rope_theta": 5.0}, "rope_parameters": {"rope_theta": 7.0}},
+            r"rope_scaling: rope_theta is 5\.0, but 7\.0 in .*rope_parameters",
+        ),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 9.0}}}, "has no full_attention"),
         ({"rope_theta": "1e4"}, "rope_theta is '1e4', not a number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: .* not built"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu': only silu"),
@@ -139,6 +172,10 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
     "changes",
     [
         {"rope_scaling": LINEAR},
+        {"rope_scaling": LINEAR, "rope_parameters": {}},
+        {"rope_scaling": {}, "rope_parameters": {"rope_theta": 1e6, **LINEAR}},
+        {"rope_scaling": LINEAR, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}},
+        {"rope_scaling": {}, "rope_parameters": {"full_attention": LINEAR}},
         {"rope_scaling": {"type": "linear", "factor": 8.0}},
         {
             "rope_parameters": {
@@ -227,3 +264,34 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.slow
+def test_rope_spellings_as_transformers_reads_them(tmp_path: Path) -> None:
+    """Where it reads at most one of the two objects; of two it takes one and forgets what the other says."""
+    from transformers import AutoConfig
+
+    absent = object()
+    scalings = (absent, None, {}, {"type": "linear", "factor": 2.0}, {"rope_type": "default"})
+    parameters = (
+        absent,
+        None,
+        {},
+        {"rope_type": "default", "rope_theta": 77.0},
+        {"rope_theta": 77.0, "rope_type": "linear", "factor": 2.0},
+    )
+    num_compared = 0
+    for scaling, parameter, theta in itertools.product(scalings, parameters, (absent, 5e5)):
+        if isinstance(scaling, dict) and isinstance(parameter, dict) and scaling and parameter:
+            continue
+        changes = {"rope_scaling": scaling, "rope_parameters": parameter, "rope_theta": theta}
+        config = llama_config(**changes)
+        (tmp_path / "config.json").write_text(
+            json.dumps({key: value for key, value in config.items() if value is not absent})
+        )
+        theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+        ours = read_spec(tmp_path).rope
+        expected = (theirs["rope_theta"], theirs["rope_type"], theirs.get("factor", 1.0))
+        assert (ours.theta, ours.kind, ours.factor) == expected, changes
+        num_compared += 1
+    assert num_compared == 42

@@ -114,7 +114,7 @@ class Case:
 
     def keys(self, number: int, block_size: int, kind: bytes) -> list[bytes]:
         """Store keys of the blocks of a prompt that may be reused."""
-        setup = set_up(Settings(**self.settings, model="", block_size=block_size), self.files)
+        setup = set_up(Settings(**self.settings, model="any", block_size=block_size), self.files)
         tokens = self.asked[number].token_ids[: self.reusable(block_size)[number]]
         chain = chain_keys(root_key(setup.kv_identity(), ""), tokens, block_size)
         return [key + kind for key in chain]
@@ -215,7 +215,7 @@ async def test_loaded_into_an_empty_engine(case: Case, block_size: int) -> None:
 async def test_loaded_together(case: Case) -> None:
     """Into one empty engine at the same time, through staging memory that has to be used again and again."""
     store = await case.filled(16)
-    block_bytes = set_up(Settings(**case.settings, model=""), case.files).pools
+    block_bytes = set_up(Settings(**case.settings, model="any"), case.files).pools
     size = 24 * max(block_bytes.fa_block_bytes, block_bytes.swa_block_bytes)
     engine, recording = case.engine(store, remote_cache_staging=size)
     async with engine:
@@ -273,7 +273,7 @@ def thin_pool(case: Case, block_size: int, num_tokens: int) -> dict[str, Any]:
     for kib in range(200, 400_000, 50):
         thin = {"kv_cache_memory": f"{kib}KiB", "block_size": block_size, "max_num_seqs": 1}
         try:
-            pools = set_up(Settings(**(case.settings | thin), model=""), case.files).pools
+            pools = set_up(Settings(**(case.settings | thin), model="any"), case.files).pools
         except ConfigError:
             continue
         if pools.num_fa_blocks * block_size >= num_tokens:

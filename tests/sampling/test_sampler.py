@@ -78,6 +78,16 @@ def test_top_k_of_one_is_greedy():
     assert set(draw(logits, 20, top_k=1).tolist()) == {int(logits.argmax())}
 
 
+@pytest.mark.parametrize("params", [{}, {"temperature": 100.0}, {"top_k": 50}, {"min_p": 0.1}])
+def test_top_p_of_zero_is_greedy(params):
+    logits = logits_of(1000)
+    assert set(draw(logits, 20, top_p=0.0, **params).tolist()) == {int(logits.argmax())}
+    equal = torch.zeros(1, 100)
+    equal[0, [70, 31, 99]] = 4.0
+    rows = [row(top_p=0.0, **params)]
+    assert sample(equal, rows) == [sample_row(equal[0], rows[0])] == [31]
+
+
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}])
 def test_suppressed_tokens_are_never_drawn(params):
     logits = logits_of(50)

@@ -377,16 +377,18 @@ def test_a_prompt_larger_than_the_pool_fails_and_blocks_nobody() -> None:
     world.check_quiet()
 
 
-def test_a_request_that_outgrows_the_whole_pool_fails_and_one_that_just_fits_does_not() -> None:
+def test_a_request_that_would_outgrow_the_whole_pool_is_refused_and_one_that_just_fits_does_not() -> None:
     world = World(num_blocks=8)
     world.add(1, prompt_len=8, max_tokens=26)
-    world.add(2, prompt_len=8, max_tokens=24)  # with its prompt exactly the pool
+    world.add(2, prompt_len=8, max_tokens=25)  # with its prompt exactly the pool: the last one needs no KV
     world.run()
     outcome = world.ended[1].outcome
     assert isinstance(outcome, Failed)
-    assert outcome.status == 500
+    assert (outcome.status, outcome.param, outcome.code) == (400, "max_tokens", "context_length_exceeded")
+    assert "need KV for 33 tokens" in outcome.message
+    assert "8 blocks of 4 tokens; the largest max_tokens for this prompt is 25" in outcome.message
     assert "larger --kv-cache-memory" in outcome.message
-    assert world.ended[1].usage.num_output_tokens == 24
+    assert world.ended[1].usage.num_output_tokens == 0
     world.check_finished(2)
     world.check_quiet()
 

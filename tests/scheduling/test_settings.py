@@ -31,7 +31,7 @@ def test_a_new_request_reserves_its_prompt_and_a_block() -> None:
 
 
 def test_never_more_than_it_can_need() -> None:
-    assert reserved_tokens(request(100, 3), SETTINGS, num_running=5, pool_tokens=0) == 103
+    assert reserved_tokens(request(100, 3), SETTINGS, num_running=5, pool_tokens=0) == 102
 
 
 def test_a_preempted_one_leaves_a_block_for_each_that_runs() -> None:

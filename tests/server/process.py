@@ -120,11 +120,12 @@ class ServerProcess:
 
     @property
     def workers(self) -> list[int]:
-        """The process ids of its children that are alive."""
+        """The process ids of its workers that are alive. It may have other children for a moment, such as
+        the ldconfig that Python asks for libraries."""
         children: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             children += [int(child) for child in (task / "children").read_text().split()]
-        return [child for child in children if is_running(child)]
+        return [child for child in children if is_running(child) and _is_worker(child)]
 
     def the_worker(self) -> int:
         """The process id of the one worker, once there is exactly one."""
@@ -169,6 +170,13 @@ def is_running(pid: int) -> bool:
     """Whether the process can still do anything; what is left of one that nobody has reaped cannot."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"ksana.devices.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -145,7 +145,7 @@ def test_errors_name_what_is_wrong(server: ServerProcess) -> None:
             for changes, param in (
                 ({"n": 3}, "n"),
                 ({"temperature": -1}, "temperature"),
-                ({"top_p": 0}, "top_p"),
+                ({"top_p": -1}, "top_p"),
                 ({"extra_body": {"tempratur": 1}}, "tempratur"),
                 ({"logprobs": True}, "logprobs"),
                 ({"max_tokens": 0}, "max_tokens"),

@@ -103,7 +103,7 @@ def check_shared(first: ServerProcess, second: ServerProcess, prompt: list[int])
         per_block = was["remote_cache_bytes{saved}"] / was["remote_cache_blocks{saved}"]
         assert gained["remote_cache_bytes{loaded}"] == per_block * reusable(len(prompt)) / BLOCK_SIZE
         faults = {name: value for name, value in after.items() if name.startswith("remote_cache_faults")}
-        assert len(faults) == 6
+        assert len(faults) == 7
         assert not any(faults.values()), faults
         assert after["remote_cache_up"] == 1
         if len(prompt) < 1000:

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.gpu_fidelity import Simulated, main, moved, recorded_times, simulate
+from benchmarks.gpu_fidelity import main, moved, recorded_times
 from benchmarks.recorded_run import read_run
+from benchmarks.recorded_world import Simulated, simulate
 from benchmarks.serving_figures import figures
 from ksana.costs.cost_file import CostModel
 from ksana.perf.fitting import fit_profile
@@ -87,8 +88,7 @@ def test_a_run_agrees_with_itself(directory: Path, capsys: pytest.CaptureFixture
     assert main([str(directory), "--num-layers", "64", "--again", "1"]) == 0
     printed = capsys.readouterr().out
     assert "more than" not in printed
-    assert "made up, 40 requests, 64 decoder layers" in printed
-    assert "NOTE" not in printed
+    assert "made up, 40 requests, 64 decoder layers, 1 engine(s) of 1 device(s)" in printed
     assert len(simulated.samples) >= 1
     run = read_run(directory)
     for figure in figures(recorded_times(run), simulated.times):
@@ -116,7 +116,7 @@ def test_times_are_in_order_and_a_step_takes_what_the_tables_say(directory: Path
 def test_a_record_of_other_requests_is_refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simulated = simulated_run(directory)
     write_record(directory, msgspec.structs.replace(simulated, times=simulated.times[1:]))
-    assert main([str(directory)]) == 2
+    assert main([str(directory), "--num-layers", "64"]) == 2
     assert "40 requests were asked and 39 served" in capsys.readouterr().err
 
 
@@ -139,14 +139,56 @@ def change_meta(directory: Path, part: str, **values: int) -> None:
     (directory / "meta.json").write_text(json.dumps(meta))
 
 
-def test_records_of_several_devices_or_engines(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_that_nothing_tells_are_refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_record(directory, simulated_run(directory))
+    assert main([str(directory)]) == 2
+    assert "nothing tells how many made up has" in capsys.readouterr().err
+    (directory / "config.json").write_text(json.dumps({"num_hidden_layers": 64}))
+    assert main([str(directory)]) == 0
+
+
+def test_devices_that_share_a_model_need_what_connects_them(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_record(directory, simulated_run(directory))
     change_meta(directory, "engine_kwargs", tensor_parallel_size=2)
+    sizes = [str(directory), "--num-layers", "64", "--hidden-size", "64", "--vocab-size", "1000"]
+    assert main(sizes) == 2
+    assert "nothing tells how long all_reduce over 2 devices takes" in capsys.readouterr().err
+    assert main([*sizes, "--link-gb-per-s", "50"]) == 2
+    assert "--link-latency-us, both of them" in capsys.readouterr().err
+    fast = ["--link-gb-per-s", "1000", "--link-latency-us", "0"]
+    assert main([*sizes, *fast]) == 0
+    printed = capsys.readouterr().out
+    assert "1 engine(s) of 2 device(s)" in printed
+    assert "NOTE: the tables are taken to be of one device's share of 2" in printed
+    assert "129 times a step: all_reduce over 2 devices, 128 bytes per token" in printed
+    assert main([*sizes, "--link-gb-per-s", "50", "--link-latency-us", "20"]) == 1
+    assert "more than 3 %" in capsys.readouterr().out
+    (directory / "communication.csv").write_text(
+        "op,num_devices,bytes,us\nall_reduce,2,1,0\nall_reduce,2,9,0"
+    )
+    assert main(sizes) == 2
+    assert "how long all_gather over 2 devices takes" in capsys.readouterr().err
+
+
+def test_several_engines_share_the_requests(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = simulated_run(directory)
+    change_meta(directory, "engine_kwargs", data_parallel_size=3)
+    several = simulated_run(directory)
+    assert len(several.times) == NUM_REQUESTS
+    assert several.num_prompt_tokens >= one.num_prompt_tokens
+    assert max(t.last_token_s for t in several.times) < max(t.last_token_s for t in one.times)
+    write_record(directory, several)
     assert main([str(directory), "--num-layers", "64"]) == 0
-    assert "NOTE: the recorded engine ran on 2 devices" in capsys.readouterr().out
-    change_meta(directory, "engine_kwargs", data_parallel_size=4)
+    assert "3 engine(s) of 1 device(s)" in capsys.readouterr().out
+
+
+def test_stages_are_refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_record(directory, simulated_run(directory))
+    change_meta(directory, "engine_kwargs", pipeline_parallel_size=2)
     assert main([str(directory), "--num-layers", "64"]) == 2
-    assert "4 engines were recorded (data_parallel_size), one is simulated" in capsys.readouterr().err
+    assert "2 stages (pipeline_parallel_size), which is not simulated" in capsys.readouterr().err
 
 
 def test_a_request_that_cannot_be_served_is_one_line(
@@ -205,5 +247,5 @@ def test_wrong_files_are_named(
         (directory / name).unlink()
     else:
         (directory / name).write_text(content)
-    assert main([str(directory)]) == 2
+    assert main([str(directory), "--num-layers", "64"]) == 2
     assert name in capsys.readouterr().err

@@ -110,7 +110,7 @@ class LoadingWorld(World):
         call = AllocateBlocksForRemoteCache(
             pool_epoch=self._epoch,
             request_id=load.request.request_id,
-            fa_block_num=min(num_fa, load.request.known // size + 1 - load.fa_hit),
+            fa_block_num=min(num_fa, -(-load.request.known // size) - load.fa_hit),
             swa_block_num=min(num_swa, cap) if self.manager is not None else 0,
         )
         self._call(load, call)

@@ -40,7 +40,7 @@ def smallest_config(
         num_swa_blocks = -(-window // block_size) + chunks + 1 + extra_swa
     return CacheConfig(
         block_size=block_size,
-        num_fa_blocks=max_len // block_size + 1 + extra_fa,
+        num_fa_blocks=-(-(max_len - 1) // block_size) + extra_fa,
         num_swa_blocks=num_swa_blocks,
         sliding_window=window,
         plan_ahead=plan_ahead,

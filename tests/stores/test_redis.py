@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from ksana.errors import RemoteCacheError
-from ksana.stores.envelope import DamagedValue
+from ksana.stores.envelope import DamagedValue, KeyFault
 from ksana.stores.redis import RedisStore
 from ksana.stores.redis_address import RedisAddress
 from ksana.stores.store import Store, open_store
@@ -276,6 +276,46 @@ async def test_a_server_that_talks_nonsense(nursery: trio.Nursery, answer: bytes
     if answer not in (b":1\r\n:1\r\n",):
         with trio.fail_after(5), pytest.raises(RemoteCacheError):
             await store.contains([new_key()])
+    nursery.cancel_scope.cancel()
+
+
+class PatientServer(FakeServer):
+    """Answers what comes first, and then only listens."""
+
+    async def _talk(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            self.heard += await stream.receive_some(65536)
+            await stream.send_all(self._answers[0])
+            async for more in stream:
+                self.heard += more
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_keys"),
+    [
+        (b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n", True),
+        (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", False),
+        (b"-READONLY You can't write against a read only replica.\r\n", False),
+        (b"-NOAUTH Authentication required.\r\n", False),
+        (b"-NOPERM this user has no permissions to run the 'set' command\r\n", False),
+        (b"-LOADING Redis is loading the dataset in memory\r\n", False),
+        (b"-MISCONF Redis is configured to save RDB snapshots\r\n", False),
+        (b"-ERR something\r\n", False),
+    ],
+)
+async def test_whose_fault_an_error_is(nursery: trio.Nursery, answer: bytes, is_keys: bool) -> None:
+    server = PatientServer(answer)
+    await nursery.start(server.run)
+    store = opened(f"redis://127.0.0.1:{server.port}")
+    with trio.fail_after(5), pytest.raises(RemoteCacheError, match=answer[1:5].decode()) as told:
+        await store.put(new_key(), memoryview(bytes(100)))
+    assert isinstance(told.value, KeyFault) == is_keys
+    if is_keys:
+        assert await store.contains([new_key()]) == [False]
+    else:
+        with pytest.raises(RemoteCacheError) as told:
+            await store.contains([new_key()])
+        assert not isinstance(told.value, KeyFault | DamagedValue)
     nursery.cancel_scope.cancel()
 
 

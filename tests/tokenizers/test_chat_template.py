@@ -4,7 +4,8 @@ import pytest
 
 from ksana.errors import ModelLoadError, RequestError
 from ksana.messages.requests import ChatMessage
-from ksana.tokenizers.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+from ksana.tokenizers.chat_template import ChatTemplate
+from ksana.tokenizers.template_limits import MAX_TEMPLATE_CHARS
 from tests.tokenizers.tiny_tokenizers import byte_level_tokenizer
 
 USER = ChatMessage(role="user", content="Hi")
@@ -67,6 +68,11 @@ def test_json_is_written_as_is() -> None:
         ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
         ("{{ 1.26 | round(1) }}{{ '<' | e }}{{ '<' | safe }}", "1.3&lt;<"),
         ("{{ {'b': 1, 'a': 2} | dictsort | first | last }}{{ {'a': 1}.items() | list }}", "2[('a', 1)]"),
+        (
+            "{{ {'b': 1, 'a': 2} | list }}{{ (range(2) | list) + [9] }}{{ (1,) | list }}",
+            "['b', 'a'][0, 1, 9][1]",
+        ),
+        ("{{ '<' | e | e }}{{ 'in 20240 %s' % 'x' }}{{ '-'.join('ab' | list) }}", "&lt;in 20240 xa-b"),
         ("{{ messages | groupby('role') | map('first') | list }}", "['assistant', 'user']"),
         ("{% macro f(x) %}<{{ x }}>{{ caller() if caller else '' }}{% endmacro %}{{ f(1) }}", "<1>"),
         ("{{ messages[-1]['content'][:5] }}{{ undefined_name | default('d') }}", "Hellod"),
@@ -114,6 +120,16 @@ def test_templates_that_do_not_compile_are_found_when_loading(template: str) -> 
         ChatTemplate(template, {}, "dir/model")
 
 
+def test_an_error_is_one_line_that_can_be_sent_whatever_the_template_says() -> None:
+    with pytest.raises(RequestError) as refused:
+        render("{{ raise_exception('a\\nb\\ud800\\x1b[31m' ~ 'c' * 9999) }}")
+    assert "a b  [31mccc" in refused.value.message
+    assert refused.value.message.endswith("...")
+    assert len(refused.value.message) < 700
+    with pytest.raises(RequestError, match="expected length"):
+        render("{{ 'a' | truncate(1) }}")
+
+
 def test_oversized_and_deeply_nested_templates_are_found_when_loading() -> None:
     with pytest.raises(ModelLoadError, match="characters"):
         ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1), {}, "x")
@@ -136,6 +152,22 @@ class TestContinueFinalMessage:
         assert ChatTemplate(PLAIN, {}, "x").render([blank], False, True) == "[assistant]Hello "
         trimming = "{% for m in messages %}{{ m.content | trim }}{% endfor %}<end>"
         assert ChatTemplate(trimming, {}, "x").render([blank], False, True) == "Hello"
+
+    def test_what_a_message_says_is_not_taken_for_the_place_to_cut(self) -> None:
+        typed = "x KSANA CONTINUES THIS MESSAGE 0 y"
+        messages = [ChatMessage(role="user", content=typed), ChatMessage(role="assistant", content=typed)]
+        assert (
+            ChatTemplate(PLAIN, {}, "x").render(messages, False, True) == f"[user]{typed}[assistant]{typed}"
+        )
+        dropping = "{{ messages[0].content }}"
+        with pytest.raises(RequestError, match="cannot be continued"):
+            ChatTemplate(dropping, {}, "x").render(messages, False, True)
+
+    def test_a_template_that_changes_the_message_cannot_continue_it(self) -> None:
+        thoughts = ChatMessage(role="assistant", content="<think>a</think>b")
+        source = "{{ messages[0].content.split('</think>')[-1] }}"
+        with pytest.raises(RequestError, match="cannot be continued"):
+            ChatTemplate(source, {}, "x").render([thoughts], False, True)
 
     def test_excludes_a_generation_prompt(self) -> None:
         with pytest.raises(RequestError, match="exclude"):

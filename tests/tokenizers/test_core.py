@@ -39,7 +39,7 @@ from ksana.messages.requests import (
 from ksana.tokenizers.core import MAX_CHARS_AT_ONCE, TokenizerCore
 from ksana.tokenizers.prompts import PromptEncoder
 from tests.tokenizers.test_stop_matcher import ended_text
-from tests.tokenizers.tiny_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer
+from tests.tokenizers.tiny_tokenizers import SPECIAL, byte_level_tokenizer, sentencepiece_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 EOS = 1
@@ -52,6 +52,16 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 TOKENIZER_BYTES = bytes(TOKENIZER._pieces[i][0] for i in range(3, 259))
+
+
+def ids_with_special(text: str) -> list[int]:
+    """The same with the special tokens that are written out."""
+    token_ids: list[int] = []
+    while text:
+        special = next((one for one in SPECIAL if text.startswith(one)), None)
+        token_ids += ids(text[0]) if special is None else [SPECIAL.index(special)]
+        text = text[len(special or text[0]) :]
+    return token_ids
 
 
 class Harness:
@@ -298,6 +308,76 @@ class TestStopStrings:
             harness.outputs(ids("ab")), harness.outputs(outcome=Failed(status=504, message="late"), first=2)
         )
         assert isinstance(harness.ended.outcome, Failed)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        ("sampling", "stop", "written", "text", "num_tokens"),
+        [
+            # A special token that nobody sees is found as a whole, alone and in company.
+            ({"ignore_eos": True}, "</s>", "ab</s>cd", "ab", 3),
+            ({"ignore_eos": True}, "</s>\n", "ab</s>\ncd", "ab", 4),
+            ({"ignore_eos": True}, "b</s>", "ab</s>cd", "a", 3),
+            ({"ignore_eos": True}, "</s></s>", "a</s>b</s></s>c", "ab", 5),
+            ({"ignore_eos": True}, "</s><|user|>", "ab</s><|user|>", "ab", 4),
+            ({"ignore_eos": True}, "b</s>c<|user|>d", "ab</s>c<|user|>d", "a", 6),
+            ({"ignore_eos": True}, "<|user|>", "a</s>b<|user|>c", "ab", 4),
+            ({}, "<|user|>", "ab<|user|>c", "ab", 3),
+            ({"ignore_eos": True, "skip_special_tokens": False}, "</s>", "ab</s>cd", "ab", 3),
+            ({"ignore_eos": True, "skip_special_tokens": False}, "</s>", "a<|user|></s>", "a<|user|>", 3),
+            # The end of the request, which is another's as well.
+            ({}, "</s>", "ab</s>", "ab", 3),
+            ({}, "b</s>", "ab</s>", "a", 3),
+            ({"stop_token_ids": (2,)}, "b<|user|>", "ab<|user|>", "a", 3),
+            # Asked for with its string.
+            ({"ignore_eos": True, "include_stop_str_in_output": True}, "b</s>", "ab</s>c", "ab</s>", 3),
+            # Not before.
+            ({"ignore_eos": True, "min_tokens": 3}, "</s>", "ab</s>cd</s>e", "abcd", 6),
+            # What is shown is searched too.
+            ({"ignore_eos": True}, "bc", "ab</s>cd", "a", 4),
+        ],
+    )
+    def test_special_tokens_in_stop_strings(
+        self,
+        harness: Harness,
+        stream: bool,
+        sampling: dict[str, Any],
+        stop: str,
+        written: str,
+        text: str,
+        num_tokens: int,
+    ) -> None:
+        token_ids = ids_with_special(written)
+        harness.generate(stop=(stop,), **sampling)
+        ends_itself = not sampling.get("ignore_eos") and num_tokens == len(token_ids)
+        if stream:
+            for index, token_id in enumerate(token_ids):
+                harness.tell(harness.outputs([token_id], first=index))
+            harness.tell(harness.outputs(outcome=STOP, first=len(token_ids)))
+        else:
+            harness.tell(harness.outputs(token_ids, outcome=STOP if ends_itself else LENGTH))
+        assert harness.text == text
+        assert harness.shown_ids == tuple(token_ids[:num_tokens])
+        assert harness.ended.outcome == Finished(reason="stop", stop_reason=stop)
+        assert harness.ended.usage.num_output_tokens == num_tokens
+
+    @pytest.mark.parametrize("stop", ["<", "/s", "s>", "b<", "</s", "s>c", "|user|"])
+    def test_a_part_of_a_special_token_that_is_not_shown_stops_nothing(
+        self, harness: Harness, stop: str
+    ) -> None:
+        harness.generate(stop=(stop,), ignore_eos=True)
+        harness.tell(harness.outputs(ids_with_special("ab</s>c<|user|>d"), outcome=LENGTH))
+        assert harness.text == "abcd"
+        assert harness.ended.outcome == LENGTH
+
+    def test_a_snapshot_between_a_hidden_token_and_the_rest_of_a_stop_string(self, harness: Harness) -> None:
+        harness.generate(stop=("b</s>c",), ignore_eos=True)
+        harness.tell(harness.outputs(ids_with_special("ab</s>")))
+        snapshot = harness.core.snapshot()
+        harness.core.restore(snapshot)
+        harness.tell(harness.outputs(ids("cd"), first=3))
+        harness.tell(harness.outputs(outcome=STOP, first=5))
+        assert harness.text == "a"
+        assert harness.ended.outcome == Finished(reason="stop", stop_reason="b</s>c")
 
     @given(
         st.text("abST.é", max_size=12),

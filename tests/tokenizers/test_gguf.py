@@ -141,11 +141,55 @@ class TestSentencePiece:
         assert load(tmp_path, SENTENCEPIECE).encode("a")[0] == 1
         assert load(tmp_path, SENTENCEPIECE, add_bos_token=False).encode("a")[0] != 1
 
+    @pytest.mark.parametrize(
+        ("switches", "before", "after"),
+        [
+            ({}, [1], []),
+            ({"add_bos_token": True}, [1], []),
+            ({"add_bos_token": False}, [], []),
+            ({"add_eos_token": True}, [1], [2]),
+            ({"add_eos_token": False}, [1], []),
+            ({"add_bos_token": False, "add_eos_token": True, "add_sep_token": True}, [], [2]),
+        ],
+    )
+    def test_bos_and_eos_are_switched_one_by_one(
+        self, tmp_path: Path, switches: dict[str, bool], before: list[int], after: list[int]
+    ) -> None:
+        tokenizer = load(tmp_path, SENTENCEPIECE, **switches)
+        plain = tokenizer.encode("a</s>b", add_special_tokens=False)
+        assert tokenizer.encode("a</s>b") == before + plain + after
+        assert tokenizer.encode("") == before + after
+
+    def test_unnamed_tokens_are_where_sentencepiece_has_them(self, tmp_path: Path) -> None:
+        unnamed = {"bos_token_id": None, "eos_token_id": None, "unknown_token_id": None}
+        tokenizer = load(tmp_path, SENTENCEPIECE, **unnamed)
+        assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.encode("a")[0]) == (1, (2,), 1)
+        types = [2, NORMAL, NORMAL, *SENTENCEPIECE["token_type"][3:]]  # but only if they are of that kind
+        tokenizer = load(tmp_path, SENTENCEPIECE, **unnamed, token_type=types)
+        assert (tokenizer.bos_id, tokenizer.eos_ids) == (None, ())
+
+    def test_leading_spaces_are_kept(self, tmp_path: Path) -> None:
+        tokenizer = load(tmp_path, SENTENCEPIECE)
+        assert pieces(tokenizer, " a") == ["▁", "▁a"]
+        assert pieces(tokenizer, "  a ") == ["▁", "▁", "▁a", "▁"]
+        assert pieces(tokenizer, "▁a") == ["▁", "▁a"]
+        assert pieces(tokenizer, "") == []
+        for text in ("a", " a", "  a", " ", "▁ a".replace("▁", " ")):
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    def test_every_stretch_after_a_whole_token_gets_its_space(self, tmp_path: Path) -> None:
+        tokenizer = load(tmp_path, SENTENCEPIECE)
+        assert pieces(tokenizer, "a</s>b") == ["▁a", "</s>", "▁", "b"]
+        assert pieces(tokenizer, "<s>a</s> a") == ["<s>", "▁a", "</s>", "▁", "▁a"]
+        assert pieces(tokenizer, "</s></s>") == ["</s>", "</s>"]
+        without = load(tmp_path, SENTENCEPIECE, add_space_prefix=False)
+        assert pieces(without, "a</s>b </s> a") == ["a", "</s>", "b", "▁", "</s>", "▁a"]
+
     def test_byte_tokens_written_out_are_text(self, tmp_path: Path) -> None:
         tokenizer = load(tmp_path, SENTENCEPIECE)
         assert tokenizer.decode(tokenizer.encode("<0x41>")) == "<0x41>"
 
-    def test_gemma_goes_by_the_order_of_tokens_and_spells_spaces_anew(self, tmp_path: Path) -> None:
+    def test_gemma_spells_runs_of_spaces_anew(self, tmp_path: Path) -> None:
         tokens = [*SENTENCEPIECE["tokens"], "  "]
         tokenizer = load(
             tmp_path,
@@ -155,9 +199,25 @@ class TestSentencePiece:
             scores=[*SENTENCEPIECE["scores"], -5.0],
             token_type=[*SENTENCEPIECE["token_type"], USER_DEFINED],
         )
-        # By the scores "bc" would come first; in Gemma "ab" does, because its token does.
         assert pieces(tokenizer, "abc  ") == ["abc", "▁▁"]
+        assert pieces(tokenizer, "▁▁ ▁▁") == ["▁▁", "▁", "▁▁"]  # whole where it is written, before joining
         assert tokenizer.decode(tokenizer.encode(" a  b")) == " a  b"
+
+    @pytest.mark.parametrize("score", [-1000.0, 0.0])
+    def test_gemma_joins_what_was_added_by_hand_first(self, tmp_path: Path, score: float) -> None:
+        """Spaces are joined before a space and a letter are, whatever score the file's maker put there."""
+        runs = ["  ", "   "]
+        tokenizer = load(
+            tmp_path,
+            SENTENCEPIECE,
+            architecture="gemma3",
+            tokens=[*SENTENCEPIECE["tokens"], *runs],
+            scores=[*SENTENCEPIECE["scores"], score, score],
+            token_type=[*SENTENCEPIECE["token_type"], USER_DEFINED, USER_DEFINED],
+        )
+        assert pieces(tokenizer, " a") == ["▁a"]
+        assert pieces(tokenizer, "  a") == ["▁▁", "a"]
+        assert pieces(tokenizer, "    a") == ["▁▁▁", "▁a"]
 
 
 class TestSpecialTokens:
@@ -198,6 +258,24 @@ def test_broken_metadata_is_named(tmp_path: Path, changes: dict[str, Any], messa
 def test_sentencepiece_needs_scores(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="scores"):
         load(tmp_path, SENTENCEPIECE, scores=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": [0.0] * 266 + [float("nan")]}, "scores has an item that is not finite"),
+        ({"scores": [0.0] * 266 + [float("inf")]}, "scores has an item that is not finite"),
+        ({"scores": ["0"] * 267}, "item 0 of tokenizer.ggml.scores is a str"),
+        ({"tokens": list(range(267))}, "item 0 of tokenizer.ggml.tokens is a int"),
+        ({"token_type": [1.5] * 267}, "item 0 of tokenizer.ggml.token_type is a float"),
+        ({"tokens": [*SENTENCEPIECE["tokens"][:-1], "a" * 100_000]}, "too long to find their merges.*100000"),
+    ],
+)
+def test_broken_sentencepiece_metadata_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load(tmp_path, SENTENCEPIECE, **changes)
 
 
 def test_a_path_that_is_neither_is_an_error(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Write references.json: ids that transformers gives for a corpus and some conversations.
 
-    python tests/data/tokenizers/make_references.py SMOLLM2.gguf GEMMA3.gguf
+    python tests/data/tokenizers/make_references.py SMOLLM2.gguf GEMMA3_TOKENIZER.json
 
 Made with transformers 5.24. It builds the SmolLM2 tokenizer from the GGUF file without the splitting of
 digits that the model's own tokenizer.json has (and that the file names: tokenizer.ggml.pre = smollm), so that
-step is put back here; the texts for which it makes a difference are listed under "digits_matter".
+step is put back here; the texts for which it makes a difference are listed under "digits_matter". The Gemma 3
+tokenizer that it builds from a GGUF file joins runs of spaces in another order than the model's own, so that
+one is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
 TEXTS = [
@@ -85,13 +87,10 @@ CHATS: list[dict[str, Any]] = [
 ]
 
 
-def _load(path: Path) -> Any:
-    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-
-
 def main() -> None:
     smollm2_path, gemma3_path = map(Path, sys.argv[1:])
-    smollm2, gemma3 = _load(smollm2_path), _load(gemma3_path)
+    smollm2 = AutoTokenizer.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)
+    gemma3 = Tokenizer.from_file(str(gemma3_path))
     without_digits = [smollm2.encode(text) for text in TEXTS]
     smollm2.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -109,8 +108,8 @@ def main() -> None:
         "digits_matter": [
             text for text, a, b in zip(TEXTS, with_digits, without_digits, strict=True) if a != b
         ],
-        "gemma3": [gemma3.encode(text) for text in TEXTS],
-        "gemma3_no_special": [gemma3.encode(text, add_special_tokens=False) for text in TEXTS[:5]],
+        "gemma3": [gemma3.encode(text).ids for text in TEXTS],
+        "gemma3_no_special": [gemma3.encode(text, add_special_tokens=False).ids for text in TEXTS[:5]],
         "smollm2_chats": chats,
     }
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in references.items())
