@@ -20,7 +20,7 @@ from typing import Self
 import trio
 
 from ksana.actors.device_executor import DeviceExecutor
-from ksana.actors.tokenizer import encode_prompt, run_tokenizer
+from ksana.actors.tokenizer import decode_ids, encode_prompt, run_tokenizer
 from ksana.client import InProcessClient, SlotStream
 from ksana.config import Settings
 from ksana.devices.backend import Backend
@@ -177,6 +177,7 @@ class Engine:
             self._files = await trio.to_thread.run_sync(
                 find_model, self.settings, self._report, abandon_on_cancel=True
             )
+        stack.callback(self._files.tokenizer.close)
         self.setup = set_up(self.settings, self._files)
         self._open_remote_cache(stack)
         self._open_journal(stack)
@@ -341,4 +342,4 @@ class Engine:
                 f"{len(token_ids)} tokens are more than the context of {self.setup.max_model_len}",
                 param="tokens",
             )
-        return self._encoder.tokenizer.decode(token_ids, skip_special_tokens)
+        return decode_ids(self._encoder.tokenizer, token_ids, skip_special_tokens)

@@ -5,24 +5,32 @@ Receives  `Generate` and `Abort` from producers; `StepOutputs` from the schedule
 Sends     `AddRequest`, `Abort` and `StopStringFound` to the scheduler; `PromptAccepted`, `TextDelta` and
           `Ended` to producers.
 Owns      the vocabulary; detokenizing and stop-matching state per request; prompts being encoded.
-Never     ends a request that the scheduler knows; tokenizes a long text on the event loop.
+Never     ends a request that the scheduler knows; tokenizes on the event loop what is long or may explode;
+          lets what goes wrong with the text of one request harm another.
 If it fails  the generation ends: see `ksana.runtime.supervisor`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Sequence
 
 import trio
 
-from ksana.errors import InvariantViolated
-from ksana.messages.base import Message
-from ksana.messages.encoding import EncodePrompt
+from ksana.errors import InvariantViolated, KsanaError, ServiceError
+from ksana.messages.base import Message, RequestId
+from ksana.messages.encoding import EncodePrompt, PromptEncoded
+from ksana.messages.outputs import Failed
 from ksana.messages.requests import Prompt
 from ksana.runtime.actor import Address, Post, Tap, run_actor
+from ksana.runtime.boundary import described, harms_only_its_request
 from ksana.runtime.mailbox import Mailbox
-from ksana.tokenizers.core import MAX_CHARS_AT_ONCE, TokenizerCore
+from ksana.tokenizers.core import TokenizerCore
 from ksana.tokenizers.prompts import PromptEncoder
+from ksana.tokenizers.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class InlineEncoding:
@@ -43,9 +51,16 @@ class ThreadedEncoding:
     """
 
     def __init__(
-        self, encoder: PromptEncoder, reply: Post, nursery: trio.Nursery, num_threads: int = 1
+        self,
+        encoder: PromptEncoder,
+        reply: Post,
+        nursery: trio.Nursery,
+        is_awaited: Callable[[RequestId], bool] = lambda _: True,
+        num_threads: int = 1,
     ) -> None:
-        self._encoder, self._reply = encoder, reply
+        """`is_awaited`: whether a request still wants its prompt encoded. If not, that is not done any more,
+        so that those who ask and leave do not make others wait."""
+        self._encoder, self._reply, self._is_awaited = encoder, reply, is_awaited
         self._limiter = trio.CapacityLimiter(num_threads)
         self._put, self._queue = trio.open_memory_channel[EncodePrompt](math.inf)
         for _ in range(num_threads):
@@ -56,6 +71,10 @@ class ThreadedEncoding:
 
     async def _work(self) -> None:
         async for message in self._queue:
+            if not self._is_awaited(message.request_id):
+                gone = Failed(status=500, message="The request had left before its prompt was encoded.")
+                self._reply(PromptEncoded(request_id=message.request_id, error=gone))
+                continue
             answer = await trio.to_thread.run_sync(
                 self._encoder.answer, message, limiter=self._limiter, abandon_on_cancel=True
             )
@@ -85,7 +104,7 @@ async def run_tokenizer(
     async with trio.open_nursery() as nursery:
         encoding: InlineEncoding | ThreadedEncoding
         if threads:
-            encoding = ThreadedEncoding(encoder, mailbox.put, nursery)
+            encoding = ThreadedEncoding(encoder, mailbox.put, nursery, core.is_encoding)
         else:
             encoding = InlineEncoding(encoder, mailbox.put)
         post: dict[Address, Post] = {"scheduler": scheduler, "producer": producer, "tokenizer": encoding.post}
@@ -93,11 +112,44 @@ async def run_tokenizer(
         nursery.cancel_scope.cancel()
 
 
+_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("threads that encode")
+
+
+def _threads_outside_pipeline() -> trio.CapacityLimiter:
+    """Few: what waits long here must not take the threads that others need."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        _limiter.set(trio.CapacityLimiter(2))
+        return _limiter.get()
+
+
 async def encode_prompt(encoder: PromptEncoder, prompt: Prompt) -> tuple[int, ...]:
     """The ids of a prompt for a caller that is not in the engine's pipeline (`/tokenize`).
 
-    Long texts are encoded in a thread. Raises RequestError.
+    Whatever takes long is encoded in a thread. Raises RequestError, or ServiceError for our own failures.
     """
-    if encoder.check_size(prompt) > MAX_CHARS_AT_ONCE:
-        return await trio.to_thread.run_sync(encoder.encode, prompt, abandon_on_cancel=True)
-    return encoder.encode(prompt)
+    try:
+        if encoder.is_quick(prompt):
+            return encoder.encode(prompt)
+        return await trio.to_thread.run_sync(
+            encoder.encode, prompt, abandon_on_cancel=True, limiter=_threads_outside_pipeline()
+        )
+    except KsanaError:
+        raise
+    except BaseException as error:
+        if not harms_only_its_request(error):
+            raise
+        log.error("a prompt could not be tokenized: %s", described(error))
+        raise ServiceError("The prompt could not be tokenized because of an internal error.") from None
+
+
+def decode_ids(tokenizer: Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """The text of ids for such a caller (`/detokenize`). Raises ServiceError."""
+    try:
+        return tokenizer.decode(token_ids, skip_special_tokens)
+    except BaseException as error:
+        if not harms_only_its_request(error):
+            raise
+        log.error("ids could not be turned into text: %s", described(error))
+        raise ServiceError("The tokens could not be turned into text because of an internal error.") from None

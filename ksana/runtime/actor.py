@@ -16,6 +16,7 @@ import trio
 
 from ksana.errors import InvariantViolated
 from ksana.messages.base import Message
+from ksana.runtime.boundary import described, harms_only_its_request
 from ksana.runtime.clock import now_s
 from ksana.runtime.direct_mailbox import DirectMailbox
 from ksana.runtime.mailbox import Mailbox
@@ -125,6 +126,15 @@ def _activate(
         if isinstance(tap, Recorder):
             tap.broke(name, now, messages, error)
         raise
+    except BaseException as error:
+        if not harms_only_its_request(error):
+            raise
+        # A library's panic. It should have stayed with its request; that it did not is a bug like any other,
+        # and must not pass by the supervisor as the end of the program does.
+        broken = InvariantViolated(f"{name} let through {described(error)}")
+        if isinstance(tap, Recorder):
+            tap.broke(name, now, messages, broken)
+        raise broken from error
     if tap is not None:
         tap(name, now, messages, said)
     for address, message in said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,15 +25,15 @@ from ksana.messages.outputs import (
     Usage,
 )
 from ksana.messages.requests import Abort, AddRequest, Generate, SamplingParams, StopStringFound
+from ksana.runtime.boundary import described, harms_only_its_request
 from ksana.sampling.params import validate
 from ksana.tokenizers.output_text import OutputText
+from ksana.tokenizers.prompts import MAX_CHARS_AT_ONCE as MAX_CHARS_AT_ONCE
 from ksana.tokenizers.prompts import PromptEncoder, refusal
 
-Said = tuple[Literal["scheduler", "producer", "tokenizer"], Message]
+log = logging.getLogger(__name__)
 
-MAX_CHARS_AT_ONCE = 4096
-"""Longer texts are given to the encoder, so that nobody waits for them: this many characters take 0.5 ms
-when they are words, 15 ms when they are digits or emoji."""
+Said = tuple[Literal["scheduler", "producer", "tokenizer"], Message]
 
 
 class TokenizerCounters(msgspec.Struct):
@@ -41,6 +42,8 @@ class TokenizerCounters(msgspec.Struct):
     num_late_messages: int = 0
     """For requests that are no more; normal after aborts and stop strings."""
     num_refused: int = 0
+    num_text_failures: int = 0
+    """Requests whose tokens could not be turned into text."""
 
 
 class Running(msgspec.Struct):
@@ -52,6 +55,8 @@ class Running(msgspec.Struct):
     """Only those accounted for: nothing after a stop string."""
     aborted: bool = False
     """Nobody listens any more: its tokens are not turned into text."""
+    failure: Failed | None = None
+    """Its text could not be made: how it ends, whatever the scheduler says of it."""
 
 
 class TokenizerState(msgspec.Struct):
@@ -86,6 +91,10 @@ class TokenizerCore:
     @property
     def num_requests(self) -> int:
         return len(self._state.encoding) + len(self._state.running)
+
+    def is_encoding(self, request_id: RequestId) -> bool:
+        """Whether the ids of its prompt are still waited for."""
+        return request_id in self._state.encoding
 
     def next_timer_s(self) -> float | None:
         """Never: the tokenizer only acts on messages."""
@@ -128,16 +137,16 @@ class TokenizerCore:
             raise InvariantViolated(f"request {request_id} was generated twice")
         try:
             validate(message.sampling, self._encoder.vocab_size, self._encoder.max_model_len)
-            num_chars = self._encoder.check_size(message.prompt)
-        except RequestError as error:
-            self._refuse(request_id, refusal(error))
+            quick = self._encoder.is_quick(message.prompt)
+        except BaseException as error:
+            self._refuse(request_id, _ending(request_id, error))
             return
         order = EncodePrompt(request_id=request_id, prompt=message.prompt)
-        if num_chars > MAX_CHARS_AT_ONCE:
+        if quick:
+            self._admit(message, self._encoder.answer(order))
+        else:
             self._state.encoding[request_id] = message
             self._said.append(("tokenizer", order))
-        else:
-            self._admit(message, self._encoder.answer(order))
 
     def _encoded(self, message: PromptEncoded) -> None:
         generate = self._state.encoding.pop(message.request_id, None)
@@ -153,12 +162,13 @@ class TokenizerCore:
             return
         try:
             sampling = self._encoder.resolve(message.sampling, len(token_ids))
-        except RequestError as error:
-            self._refuse(request_id, refusal(error), len(token_ids))
+            text = OutputText(self._tokenizer, token_ids, sampling)
+        except BaseException as error:
+            self._refuse(request_id, _ending(request_id, error), len(token_ids))
             return
         assert sampling.max_tokens is not None
         self._state.running[request_id] = Running(token_ids, sampling, [])
-        self._texts[request_id] = OutputText(self._tokenizer, token_ids, sampling)
+        self._texts[request_id] = text
         accepted = PromptAccepted(
             request_id=request_id, prompt_token_ids=token_ids, max_tokens=sampling.max_tokens
         )
@@ -193,7 +203,7 @@ class TokenizerCore:
     # The way out
 
     def _take_outputs(self, message: StepOutputs) -> None:
-        stopped: dict[RequestId, StopStringFound] = {}
+        stopped: dict[RequestId, StopStringFound | Abort] = {}
         for tokens in message.tokens:
             self._take_tokens(tokens, stopped)
         for ended in message.ended:
@@ -201,7 +211,7 @@ class TokenizerCore:
             self._end(ended)
         self._said += [("scheduler", found) for found in stopped.values()]
 
-    def _take_tokens(self, tokens: RequestTokens, stopped: dict[RequestId, StopStringFound]) -> None:
+    def _take_tokens(self, tokens: RequestTokens, stopped: dict[RequestId, StopStringFound | Abort]) -> None:
         request_id = tokens.request_id
         running = self._state.running.get(request_id)
         if running is None or running.aborted:
@@ -217,7 +227,14 @@ class TokenizerCore:
             )
         text, token_ids = "", tokens.token_ids
         for taken, token_id in enumerate(token_ids, 1):
-            text += output.push(token_id)
+            try:
+                text += output.push(token_id)
+            except BaseException as error:
+                running.failure = self._text_failure(request_id, error)
+                running.aborted = True
+                token_ids = token_ids[: taken - 1]
+                stopped[request_id] = Abort(request_id=request_id)
+                break
             if output.stopped:
                 token_ids = token_ids[:taken]
                 stopped[request_id] = StopStringFound(
@@ -228,6 +245,8 @@ class TokenizerCore:
                 )
                 break
         running.output_token_ids += token_ids
+        if running.aborted and not token_ids:
+            return
         delta = TextDelta(
             request_id=request_id, text=text, token_ids=token_ids, choice_index=tokens.choice_index
         )
@@ -240,12 +259,43 @@ class TokenizerCore:
             self.counters.num_late_messages += 1
             return
         output = self._texts.pop(request_id)
-        if not running.aborted and (text := output.flush()):
-            self._said.append(("producer", TextDelta(request_id=request_id, text=text, token_ids=())))
+        if not running.aborted:
+            self._flush(request_id, running, output)
         outcome, usage = ended.outcome, ended.usage
-        if output.stop_string is not None and isinstance(outcome, Finished):
+        if running.failure is not None:
+            outcome = running.failure
+        elif output.stop_string is not None and isinstance(outcome, Finished):
             # The scheduler may have ended the request for another reason before it heard of the stop string.
             outcome = Finished(reason="stop", stop_reason=output.stop_string)
             num_output_tokens = min(usage.num_output_tokens, output.num_tokens)
             usage = msgspec.structs.replace(usage, num_output_tokens=num_output_tokens)
         self._said.append(("producer", Ended(request_id=request_id, outcome=outcome, usage=usage)))
+
+    def _flush(self, request_id: RequestId, running: Running, output: OutputText) -> None:
+        try:
+            text = output.flush()
+        except BaseException as error:
+            running.failure = self._text_failure(request_id, error)
+            return
+        if text:
+            self._said.append(("producer", TextDelta(request_id=request_id, text=text, token_ids=())))
+
+    def _text_failure(self, request_id: RequestId, error: BaseException) -> Failed:
+        """How a request ends whose tokens cannot be turned into text. Raises what harms more than it."""
+        if not harms_only_its_request(error):
+            raise error
+        log.error("request %d: its tokens could not be turned into text: %s", request_id, described(error))
+        self.counters.num_text_failures += 1
+        return Failed(
+            status=500, message="The answer could not be turned into text because of an internal error."
+        )
+
+
+def _ending(request_id: RequestId, error: BaseException) -> Failed:
+    """How a request ends that failed before the scheduler knew it. Raises what harms more than it."""
+    if isinstance(error, RequestError):
+        return refusal(error)
+    if not harms_only_its_request(error):
+        raise error
+    log.error("request %d: it could not be read: %s", request_id, described(error))
+    return Failed(status=500, message="The request could not be read because of an internal error.")

@@ -58,10 +58,9 @@ class Detokenizer:
         return self._strip(text) if self._strip_left else text
 
     def _strip(self, text: str) -> str:
-        while text and self._strip_left:
-            self._strip_left = self._strip_left - 1 if text[0] == " " else 0
-            text = text.removeprefix(" ") if text[0] == " " else text
-        return text
+        num_spaces = min(len(text) - len(text.lstrip(" ")), self._strip_left)
+        self._strip_left = self._strip_left - num_spaces if num_spaces == len(text) else 0
+        return text[num_spaces:]
 
     def _follow(self, prompt_ids: Sequence[int]) -> None:
         if self._strip_left and any(self._shown(prompt_ids)):

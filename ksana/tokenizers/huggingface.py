@@ -22,6 +22,7 @@ from ksana.input_file import read_input
 from ksana.json_object import read_json_object
 from ksana.shown import shown
 from ksana.tokenizers.chat_template import ChatTemplate
+from ksana.tokenizers.guarded_encoding import check_added, load_backend
 from ksana.tokenizers.pieces import pieces_of
 from ksana.tokenizers.post_processing import change_bos_eos
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
@@ -52,6 +53,7 @@ def load_huggingface_tokenizer(directory: Path, chat_template: str | None = None
         **_read_json(directory / "tokenizer_config.json"),
     }
     named = {role: token for role in _ROLES if (token := _spelling(config.get(role))) is not None}
+    check_added(backend, config.get("added_tokens_decoder"), str(directory))
     _add_tokens(backend, config, named, str(directory))
     change_bos_eos(
         backend,
@@ -80,10 +82,7 @@ def _read_backend(file: Path) -> Backend:
         raise ModelLoadError(f"{file}: no such file{hint if has_model else ''}")
     definition = read_input(file, MAX_TOKENIZER_BYTES, f"{file}:", error=ModelLoadError, pipes=False)
     check_definition(definition, str(file))
-    try:
-        backend = Backend.from_buffer(definition)
-    except Exception as error:  # the package raises bare Exception
-        raise ModelLoadError(f"{file}: the tokenizer cannot be read: {error}") from error
+    backend = load_backend(definition, str(file))
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer as Backend
 
@@ -19,6 +20,10 @@ from ksana.errors import ModelLoadError
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
+MAX_PIECE_CHARS = 1 << 17
+"""Of the text of one token."""
+MAX_GROWTH = 32
+"""Characters that a decoder may make of one; all known ones make one."""
 REPLACE_MAXIMAL = "replace"
 """One U+FFFD for each maximal part of an invalid sequence (what Unicode recommends, and Rust does)."""
 REPLACE_EACH_BYTE = "ksana.replace_each_byte"
@@ -60,7 +65,7 @@ class TokenPieces:
         *,
         byte_level: bool,
         byte_fallback: bool = False,
-        replacements: Mapping[str, str] | None = None,
+        replacements: Sequence[tuple[str, str]] = (),
         strip_left: int = 0,
     ) -> None:
         self.errors = REPLACE_MAXIMAL if byte_level else REPLACE_EACH_BYTE
@@ -68,7 +73,7 @@ class TokenPieces:
         self._backend = backend
         self._byte_level = byte_level
         self._byte_fallback = byte_fallback
-        self._replacements = tuple((replacements or {}).items())
+        self._replacements = tuple(replacements)
         self._pieces: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
@@ -88,10 +93,18 @@ class TokenPieces:
             except KeyError:  # an added token, spelled as itself
                 return token.encode()
         for old, new in self._replacements:
+            _check_length(token, old, new)
             token = token.replace(old, new)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
             return bytes([int(token[3:5], 16)])
         return token.encode()
+
+
+def _check_length(token: str, old: str, new: str) -> None:
+    """Before it is made: replacements after one another may make gigabytes of ten letters."""
+    num_chars = len(token) + token.count(old) * (len(new) - len(old))
+    if num_chars > MAX_PIECE_CHARS:
+        raise ValueError(f"the text of a token has {num_chars} characters; {MAX_PIECE_CHARS} are allowed")
 
 
 def pieces_of(backend: Backend, source: str) -> TokenPieces:
@@ -109,14 +122,18 @@ def pieces_of(backend: Backend, source: str) -> TokenPieces:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return TokenPieces(backend, byte_level=True)
-    replacements, strip_left = {}, 0
+    replacements, strip_left = [], 0
     for step, kind in zip(steps, kinds, strict=True):
         if kind == "Replace" and "String" in step["pattern"]:
-            replacements[step["pattern"]["String"]] = step["content"]
+            replacements.append((step["pattern"]["String"], step["content"]))
         elif kind == "Strip" and step["content"] == " " and step["stop"] == 0:
             strip_left = step["start"]
         elif kind not in ("ByteFallback", "Fuse"):
             raise ModelLoadError(f"{source}: the decoder {' + '.join(kinds)} is not supported")
+    if math.prod(max(1.0, len(new) / max(len(old), 0.5)) for old, new in replacements) > MAX_GROWTH:
+        raise ModelLoadError(
+            f"{source}: the decoder's replacements make more than {MAX_GROWTH} characters of one"
+        )
     return TokenPieces(
         backend,
         byte_level=False,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer as Backend
 
-from ksana.errors import RequestError
+from ksana.errors import ModelLoadError, RequestError
 from ksana.messages.requests import ChatMessage
 from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.detokenizer import Detokenizer
+from ksana.tokenizers.guarded_encoding import GuardedEncoding
 from ksana.tokenizers.pieces import TokenPieces
+from ksana.tokenizers.vocabulary_limits import MAX_TOKEN_CHARS
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class Tokenizer:
         )
         self.longest_token_chars = max(map(len, vocabulary))
         """No token stands for more characters than this."""
+        if self.longest_token_chars > MAX_TOKEN_CHARS:
+            raise ModelLoadError(
+                f"{source}: a token has {self.longest_token_chars} characters; {MAX_TOKEN_CHARS} are allowed"
+            )
+        if getattr(backend.model, "dropout", None):
+            log.warning("%s: the dropout of its merges is for training and is left out", source)
+            backend.model.dropout = None
+        self.encoding = GuardedEncoding(backend, source)
+
+    def close(self) -> None:
+        """End the process that encodes what could explode, if one was needed."""
+        self.encoding.close()
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,15 +79,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. `add_special_tokens` adds what the model expects around one (a BOS, often).
 
-        About 1 µs per character; releases the GIL. Raises RequestError for text that is not Unicode.
+        About 1 µs per character; releases the GIL. Raises RequestError for text that is not Unicode, that the
+        tokenizer fails on, or that takes more time or memory than one text may take.
         """
-        try:
-            # Of the package's calls, the one on a batch is the one that releases the GIL.
-            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except (TypeError, UnicodeEncodeError):
-            raise RequestError(
-                "the text contains a lone surrogate, which is not valid Unicode", param="prompt"
-            ) from None
+        return self.encoding.encode(text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids (see `ksana.tokenizers.detokenizer` for its definition)."""

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import trio
 
+from ksana.errors import RequestError
 from ksana.messages.outputs import Failed
-from ksana.messages.requests import SamplingParams, TokensPrompt
+from ksana.messages.requests import SamplingParams, TextPrompt, TokensPrompt
 from ksana.model_setup import ModelFiles
 from ksana.models.decoder import Model
 from ksana.models.loader import load_model
 
 from ..engines import Heard, greedy, is_balanced, listen, model_files, prompt, settled
-from ..tiny_models import gemma3_config, llama_config, write_directory
+from ..tiny_models import gemma3_config, llama_config, tiny_tokenizer, write_directory
+from ..tokenizers.exploding_tokenizers import EXPLODING, TENFOLD_CASE, Exploding
 from .recording import recorded_engine
 from .traffic import SAMPLED, Answer, Ask, check_same, play
 
@@ -101,3 +103,48 @@ async def test_a_poisoned_token_harms_only_those_who_use_it(
         assert outcome.status == 500
         assert "NaN" in outcome.message
         assert len(heard[name].token_ids) == num_tokens
+
+
+def with_tokenizer(directory: Path, case: Exploding) -> Path:
+    """A tiny model whose tokenizer runs away on some text."""
+    write_directory(directory, llama_config(), with_head=False)
+    tokenizer = tiny_tokenizer()
+    case.change(tokenizer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [EXPLODING[0], EXPLODING[3], TENFOLD_CASE], ids=lambda case: case.name)
+async def test_a_prompt_that_explodes_harms_only_itself(case: Exploding, tmp_path: Path) -> None:
+    """Its tokenizer backtracks without end, or makes gigabytes of a few letters, while others are served."""
+    files = model_files(with_tokenizer(tmp_path, case))
+    engine, recording = recorded_engine(files, load_model(tmp_path), **SETTINGS)
+    poisoned: list[Heard] = []
+    good = TextPrompt(text="b c")
+
+    async def poison() -> None:
+        poisoned.append(await listen(engine.generate(TextPrompt(text=case.poison), greedy(5))))
+
+    async with engine:
+        ids = await engine.tokenize(good)
+        alone = await play(engine, NEIGHBOURS, recording)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(poison)
+            together = await play(engine, NEIGHBOURS, recording)
+        check_same(NEIGHBOURS, together, alone)
+        assert await engine.tokenize(good) == ids
+        heard = await listen(engine.generate(good, greedy(5)))
+        assert heard.accepted is not None
+        assert heard.accepted.prompt_token_ids == ids
+        with pytest.raises(RequestError, match="could not be turned into tokens"):
+            await engine.tokenize(TextPrompt(text=case.poison))
+        status = await settled(engine)
+        child = files.tokenizer.encoding._child
+    assert child.pid is None
+    assert status.num_core_crashes == status.num_worker_restarts == 0
+    for one in poisoned:
+        assert isinstance(one.outcome, Failed)
+        assert one.outcome.status == 400
+        assert one.accepted is None

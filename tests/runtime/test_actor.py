@@ -163,3 +163,30 @@ def test_a_recorder_is_told_of_the_activation_that_broke_and_other_taps_are_not(
     assert recorder.told == [("tokenizer", 0, 1, 1)]
     assert recorder.broken == [("tokenizer", 1, 2, "of no use any more")]
     assert plain == [0]
+
+
+class Panic(BaseException):
+    pass
+
+
+class Failing(Echo):
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self.failure = failure
+
+    def handle(self, now_s: float, messages: Sequence[Message]) -> list[Said]:
+        super().handle(now_s, messages)
+        raise self.failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"), [(Panic("secret"), InvariantViolated), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+async def test_a_panic_of_a_library_breaks_the_actor_and_not_the_program(
+    failure: BaseException, raised: type[BaseException]
+) -> None:
+    mailbox: Mailbox[Message] = Mailbox("m", 8)
+    mailbox.put(Abort(request_id=1))
+    with pytest.raises(raised) as error:
+        await run_actor("tokenizer", Failing(failure), mailbox, {})
+    assert "secret" not in str(error.value)

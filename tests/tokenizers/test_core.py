@@ -424,6 +424,109 @@ class TestLeaving:
         assert harness.core.counters.num_late_messages == 4
 
 
+class Panic(BaseException):
+    """What a library raises that is no Exception, as the `tokenizers` package does."""
+
+
+FAILURES = [Panic("secret"), RuntimeError("secret"), RecursionError(), MemoryError(), UnicodeError("secret")]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
+class TestFailuresStayWithTheirRequest:
+    """Whatever class of exception comes out of the work on one request's text."""
+
+    def raising(self, failure: BaseException) -> Any:
+        def fail(*_: object, **__: object) -> Any:
+            raise failure
+
+        return fail
+
+    def check_refused(self, harness: Harness, prompt: Prompt | None = None) -> None:
+        harness.generate(prompt)
+        assert harness.failed.status >= 400
+        assert "secret" not in harness.failed.message
+        assert harness.core.num_requests == 0
+
+    def test_the_prompt(
+        self, harness: Harness, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chat = ChatPrompt(messages=(ChatMessage(role="user", content="Hi"),))
+        for owner, name, prompt in (
+            (TOKENIZER, "encode", None),
+            (TOKENIZER, "render_chat", chat),
+            (harness.encoder, "check_size", None),
+            (harness.encoder, "resolve", None),
+            (TOKENIZER, "stream", None),
+        ):
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, self.raising(failure))
+                self.check_refused(harness, prompt)
+            harness.heard["producer"].clear()
+        harness.generate(request_id=2)
+        assert isinstance(harness.heard["producer"][0], PromptAccepted)
+
+    def test_text_of_the_answer(
+        self,
+        harness: Harness,
+        failure: BaseException,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        harness.generate()
+        harness.generate(request_id=2)
+        doomed = harness.core._texts[1]
+        push = doomed.push
+        monkeypatch.setattr(
+            doomed,
+            "push",
+            lambda token_id: push(token_id) if token_id != ids("c")[0] else self.raising(failure)(),
+        )
+        usage = Usage(num_prompt_tokens=3, num_output_tokens=3)
+        tokens = tuple(RequestTokens(request_id=i, first_index=0, token_ids=ids("abcd")) for i in (1, 2))
+        harness.tell(StepOutputs(step_id=1, tokens=tokens))
+        deltas = {m.request_id: m.text for m in harness.heard["producer"] if isinstance(m, TextDelta)}
+        assert deltas == {1: "ab", 2: "abcd"}
+        assert harness.heard["scheduler"][2:] == [Abort(request_id=1)]
+        harness.tell(harness.outputs(ids("e"), first=4))  # computed before the scheduler heard of it
+        over = RequestEnded(request_id=1, outcome=Aborted(reason="the client left"), usage=usage)
+        harness.tell(StepOutputs(step_id=9, ended=(over,)))
+        ended = harness.heard["producer"][-1]
+        assert isinstance(ended, Ended)
+        assert isinstance(ended.outcome, Failed)
+        assert ended.outcome.status == 500
+        assert "secret" not in ended.outcome.message + caplog.text
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert (harness.core.num_requests, harness.core.counters.num_text_failures) == (1, 1)
+
+    def test_an_answer_that_ends_in_the_same_step(
+        self, harness: Harness, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("push", "flush"):
+            request_id = {"push": 1, "flush": 2}[name]
+            harness.generate(request_id=request_id)
+            monkeypatch.setattr(harness.core._texts[request_id], name, self.raising(failure))
+            said = len(harness.heard["scheduler"])
+            harness.tell(harness.outputs(ids("ab"), outcome=LENGTH, request_id=request_id))
+            ended = harness.heard["producer"][-1]
+            assert isinstance(ended, Ended)
+            assert isinstance(ended.outcome, Failed)
+            assert len(harness.heard["scheduler"]) == said  # it does not know the request any more
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), SystemExit(), InvariantViolated("a bug")])
+def test_what_is_not_of_one_request_goes_through(
+    ending: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+
+    def end(*_: object) -> Any:
+        raise ending
+
+    monkeypatch.setattr(TOKENIZER, "encode", end)
+    with pytest.raises(type(ending)):
+        harness.generate()
+
+
 class TestInvariants:
     def test_a_request_cannot_be_generated_twice(self, harness: Harness) -> None:
         harness.generate()

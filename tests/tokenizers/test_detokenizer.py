@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
+from ksana.errors import ModelLoadError
+from ksana.tokenizers.detokenizer import Detokenizer
+from ksana.tokenizers.pieces import TokenPieces, pieces_of
 from ksana.tokenizers.tokenizer import Tokenizer
 from tests.tokenizers.tiny_tokenizers import (
     byte_level_backend,
@@ -134,3 +140,47 @@ class TestLeadingSpace:
 
     def test_without_the_strip_step_nothing_is_taken(self) -> None:
         assert tokenizer_of(sentencepiece_backend(strip=False)).decode(self.HELLO) == " Hello"
+
+
+class TestDecodersThatExplode:
+    @staticmethod
+    def pieces(*steps: object) -> TokenPieces:
+        backend = sentencepiece_backend()
+        backend.decoder = decoders.Sequence([*steps, decoders.Fuse()])
+        return pieces_of(backend, "m")
+
+    @pytest.mark.parametrize(
+        "steps",
+        [
+            [decoders.Replace("a", "a" * 10)] * 8,
+            [decoders.Replace("a", "b" * 10**6)],
+            [decoders.Replace("", "b" * 20)],
+        ],
+    )
+    def test_replacements_that_multiply_are_refused_at_load(self, steps: list[object]) -> None:
+        with pytest.raises(ModelLoadError, match=r"^m: .*more than 32 characters of one"):
+            self.pieces(*steps)
+
+    def test_a_token_whose_text_is_too_long_has_none(self) -> None:
+        backend = sentencepiece_backend()
+        backend.add_tokens(["a" * 5000])
+        backend.decoder = decoders.Sequence([decoders.Replace("a", "b" * 30), decoders.Fuse()])
+        with pytest.raises(ValueError, match="150000 characters"):
+            pieces_of(backend, "m")[backend.token_to_id("a" * 5000)]
+
+    def test_replacements_are_done_in_their_order(self) -> None:
+        pieces = self.pieces(*(decoders.Replace(*pair) for pair in ("▁a", "ab", "▁c", "bH", "ac")))
+        backend = sentencepiece_backend()
+        assert pieces[backend.token_to_id("▁")] == b"H"
+
+    def test_very_many_spaces_are_cut_in_no_time(self) -> None:
+        backend = sentencepiece_backend()
+        backend.add_tokens([" " * 60_000])
+        backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 10**9, 0)])
+        token_id = backend.token_to_id(" " * 60_000)
+        detokenizer = Detokenizer(pieces_of(backend, "m"))
+        start_s = time.thread_time()
+        assert [detokenizer.push(token_id) for _ in range(20)] == [""] * 20
+        assert detokenizer.push(backend.token_to_id("a")) == "a"
+        assert detokenizer.push(token_id) == " " * 60_000
+        assert time.thread_time() - start_s < 5

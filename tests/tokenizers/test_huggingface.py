@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, processors
 
 from ksana.errors import ModelLoadError
 from ksana.messages.requests import ChatMessage
@@ -274,3 +274,50 @@ def test_directories_that_transformers_writes_give_its_ids(tmp_path: Path) -> No
             messages = [{"role": "user", "content": "Hi"}]
             ids = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             assert tokenizer.chat([ChatMessage(role="user", content="Hi")]) == ids
+
+
+class TestWhatExplodes:
+    def test_the_dropout_of_merges_is_left_out(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The same prompt has the same ids, always."""
+        backend = byte_level_backend()
+        backend.model.dropout = 0.5
+        tokenizer = load(tmp_path, backend)
+        expected = byte_level_backend().encode("abc STOP").ids
+        assert all(tokenizer.encode("abc STOP", False) == expected for _ in range(50))
+        assert "dropout" in caplog.text
+
+    def test_truncation_and_padding_of_the_file_are_left_out(self, tmp_path: Path) -> None:
+        backend = byte_level_backend()
+        backend.enable_truncation(2)
+        backend.enable_padding(length=50)
+        ids = load(tmp_path, backend).encode("xyz", False)
+        assert ids == byte_level_backend().encode("xyz").ids
+
+    def test_a_token_longer_than_any_real_one(self, tmp_path: Path) -> None:
+        backend = byte_level_backend()
+        backend.add_tokens(["x" * 200_000])
+        with pytest.raises(ModelLoadError, match="a token has 200000 characters; 131072 are allowed"):
+            load(tmp_path, backend)
+
+    def test_a_token_of_the_configuration_that_would_explode(self, tmp_path: Path) -> None:
+        backend = byte_level_backend()
+        backend.normalizer = normalizers.Sequence([normalizers.Replace("a", "a" * 10)] * 8)
+        token = {"content": "aaa", "normalized": True}
+        config = CONFIG | {"added_tokens_decoder": {str(backend.get_vocab_size()): token}}
+        with pytest.raises(ModelLoadError, match="not known to be bounded"):
+            load(tmp_path, backend, tokenizer_config__json=config)
+        token["normalized"] = False
+        load(tmp_path, backend, tokenizer_config__json=config).close()
+
+    def test_a_tokenizer_that_is_guarded_has_the_ids_of_its_file(self, tmp_path: Path) -> None:
+        backend = byte_level_backend()
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex("b+(?=c)|x"), "isolated"), backend.pre_tokenizer]
+        )
+        tokenizer = load(tmp_path, backend)
+        assert tokenizer.encoding.guarded_because is not None
+        for text in ("abc", "bbbc", "xaxbc STOP", "", "é"):
+            assert tokenizer.encode(text, False) == backend.encode(text).ids
+        tokenizer.close()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ksana.errors import RequestError
 from ksana.messages.requests import ChatMessage
 from ksana.tokenizers import Tokenizer, load_tokenizer
+from ksana.tokenizers.guarded_encoding import MAX_CHARS_IN_PROCESS
 from tests.models_for_tests import gemma3_gguf, smollm2_gguf
 
 REFERENCES: dict[str, Any] = json.loads(
@@ -120,3 +121,9 @@ def test_loading_takes_seconds_at_most(path: Any, limit_s: float) -> None:
     start_s = time.process_time()
     load_tokenizer(file)
     assert time.process_time() - start_s < limit_s
+
+
+def test_real_tokenizers_are_encoded_in_this_process() -> None:
+    for tokenizer in (smollm2(), gemma3()):
+        assert tokenizer.encoding.guarded_because is None
+        assert not tokenizer.encoding.is_elsewhere(MAX_CHARS_IN_PROCESS)
