@@ -60,12 +60,14 @@ def find_model(settings: Settings, report: Report) -> ModelFiles:
     """
     if settings.remote_cache is not None:
         store_place(settings.remote_cache)  # told before weights are read
+    chat_template = read_chat_template(settings.chat_template)
     path = resolve_model(settings.model, progress=report)
+    spec = read_spec(path)
     return ModelFiles(
         path=path,
         fingerprint=fingerprint(path),
-        spec=read_spec(path),
-        tokenizer=load_tokenizer(path, read_chat_template(settings.chat_template)),
+        spec=spec,
+        tokenizer=load_tokenizer(path, chat_template, spec.vocab_size),
         full_fingerprint=None if settings.remote_cache is None else full_fingerprint(path),
     )
 

@@ -41,13 +41,15 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _EXTRA_ROLES = ("additional_special_tokens", "extra_special_tokens")
 
 
-def load_huggingface_tokenizer(directory: Path, chat_template: str | None = None) -> Tokenizer:
+def load_huggingface_tokenizer(
+    directory: Path, chat_template: str | None = None, num_embeddings: int | None = None
+) -> Tokenizer:
     """Build the tokenizer of a directory. `chat_template` replaces the directory's own.
 
     Raises ModelLoadError for files that are missing, unreadable or contradict each other.
     """
     file = directory / "tokenizer.json"
-    backend = _read_backend(file)
+    backend = _read_backend(file, num_embeddings)
     config = {
         **_read_json(directory / "special_tokens_map.json"),
         **_read_json(directory / "tokenizer_config.json"),
@@ -75,13 +77,13 @@ def load_huggingface_tokenizer(directory: Path, chat_template: str | None = None
     )
 
 
-def _read_backend(file: Path) -> Backend:
+def _read_backend(file: Path, num_embeddings: int | None) -> Backend:
     if not os.path.lexists(file):
         hint = " (tokenizer.model alone is not enough: convert it with transformers)"
         has_model = (file.parent / "tokenizer.model").exists()
         raise ModelLoadError(f"{file}: no such file{hint if has_model else ''}")
     definition = read_input(file, MAX_TOKENIZER_BYTES, f"{file}:", error=ModelLoadError, pipes=False)
-    check_definition(definition, str(file))
+    check_definition(definition, str(file), num_embeddings)
     backend = load_backend(definition, str(file))
     backend.no_truncation()
     backend.no_padding()

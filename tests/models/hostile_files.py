@@ -594,7 +594,7 @@ tokenizer_config(
 )
 tokenizer_config("neither a text nor a list", "a template that is a number", chat_template=5)
 tokenizer_config(
-    "the chat template has", "a template of two million characters", chat_template="a" * 2_000_000
+    "the chat template is too large", "a template of two million characters", chat_template="a" * 2_000_000
 )
 tokenizer_config("the chat template is not valid", "a template that is none", chat_template="{% if")
 tokenizer_config(

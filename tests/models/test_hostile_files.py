@@ -50,8 +50,7 @@ def made(case: Case, clean: tuple[Path, Path], tmp_path: Path) -> Path:
 def opened(path: Path) -> tuple[str, list[int], tuple[int, ...]]:
     """What a server finds out about a model before a worker loads its weights."""
     found = fingerprint(path)
-    read_spec(path)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, None, read_spec(path).vocab_size)
     return found, tokenizer.encode(PROMPT), tokenizer.eos_ids
 
 
