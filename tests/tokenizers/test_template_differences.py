@@ -236,7 +236,7 @@ def test_chains(value: str, chain: list[str], other: str, operation: str) -> Non
         expression = f"({expression}{link})"
     both_set = f"{{% set a = {expression} %}}{{% set b = {other} %}}"  # Jinja computes with constants itself
     expected, got = both(f"{both_set}{{{{ {operation.format(a='a', b='b')} }}}}")
-    assert " at 0x" in expected or got == expected, expression
+    assert " at 0x" in expected.lower() or got == expected, expression
 
 
 @settings(max_examples=100, deadline=None)
