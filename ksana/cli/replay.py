@@ -31,7 +31,8 @@ def run(argv: Sequence[str]) -> int:
     """Replay, or with --set run again. Returns the exit code."""
     parser = build_parser()
     arguments = parser.parse_strictly(argv)
-    segments = choose_segments(list_segments(Path(arguments.DIR)), arguments.segment)
+    tell = say if arguments.changes else print
+    segments = choose_segments(list_segments(Path(arguments.DIR), tell), arguments.segment)
     if arguments.changes:
         if arguments.actor or arguments.model or arguments.chat_template:
             raise ConfigError("--set runs all actors but the tokenizer: leave out --actor and --model")
@@ -51,8 +52,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="ksana replay",
         description="Feed a journal (ksana serve --journal DIR) to the code that decides, and hold every "
-        "message it says against the recorded one. Exit code 0: all the same; 1: something differs; 2: the "
-        "journal cannot be read, or is damaged.",
+        "message it says against the recorded one. Exit code 0: all the same; 1: something differs, or with "
+        "--set: requests fail, or the comparison says too little; 2: the journal cannot be read, or is damaged.",
     )
     parser.add_argument("DIR", help="Directory of the journal")
     parser.add_argument(
