@@ -100,7 +100,7 @@ def test_a_configuration_is_refused(tmp_path: Path, content: Any, what: str) -> 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.json: cannot be read: No such file"):
         read_config(tmp_path / "missing.json")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: it is a directory"):
         read_batches(tmp_path)
     large = tmp_path / "large.json"
     with large.open("wb") as file:
