@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def _settings(own: argparse.Namespace, flags: Layer) -> Settings:
 
 
 def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
-    """The exit code: 1 when a batch failed."""
+    """The exit code: 1 when a batch failed, 130 or 143 when a signal ended it early."""
     config = None if own.config is None else read_config(Path(own.config))
     batches = None if config is None else read_batches(config.batch_config_file)
     output = Path(own.output or DEFAULT_OUTPUT) if config is None else config.output_file
@@ -113,6 +114,7 @@ def measure_and_report(own: argparse.Namespace, settings: Settings) -> int:
                     on_round=rounds_bar,
                     report=bar.say,
                     progress=bar,
+                    signals=(signal.SIGINT, signal.SIGTERM),
                 )
             )
         except WorkerLostError as error:
@@ -170,13 +172,24 @@ def _report(own: argparse.Namespace, output: Path, result: PerfResult) -> int:
     failed = [batch for batch in result.batches if batch.error is not None]
     for batch in failed:
         print(f"ksana: batch {batch.name!r} failed: {batch.error}", file=sys.stderr)
-    if result.skipped:
+    if result.interrupted is not None:
+        num_all = len(result.batches) + len(result.skipped)
+        print(
+            f"ksana: interrupted by {result.interrupted}: the result has {len(result.batches)} of {num_all} "
+            "batches",
+            file=sys.stderr,
+        )
+    elif result.skipped:
         print(f"ksana: the time limit left out {len(result.skipped)} batches", file=sys.stderr)
     print(f"result: {output}")
     if own.plot:
         plot = _page_file(output)
         write_atomically(plot, result_page(result).encode())
         print(f"charts: {plot}")
+    if result.interrupted is not None:
+        if own.cost_file is not None:
+            print(f"ksana: no cost model was made; see ksana perf --fit {output}", file=sys.stderr)
+        return 128 + signal.Signals[result.interrupted]
     if own.cost_file is not None:
         fit_measured(output, Path(own.cost_file))
     return 1 if failed else 0

@@ -15,6 +15,17 @@ SWEEP_LIMIT_S = 600
 QUICK_LIMIT_S = 120
 OPERATOR_ROUNDS = 3
 
+ONLY_SERVING = frozenset(
+    (
+        *("host", "port", "api_key", "api_key_file", "allowed_origins", "max_body_bytes", "request_timeout"),
+        *("drain_timeout", "max_queued_requests", "chat_template"),
+        *("remote_cache_staging", "remote_cache_max_bytes", "max_remote_loads", "remote_cache_timeout"),
+        "remote_write_back",
+    )
+)
+"""Settings that say nothing for fixed steps without clients. A file or a variable, which `serve` may share,
+may hold them; a flag is meant for this command."""
+
 _OWN_FLAGS = (
     *("config", "sweep", "quick", "time_limit", "output", "fit", "num_layers", "cost_file", "plot"),
     *("operator_rounds", "settings", "unequal_kv"),
@@ -23,10 +34,21 @@ _OWN_FLAGS = (
 
 def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The command's own flags, and those of the settings. Raises ConfigError."""
+    _refuse_flags_of_serve(argv)
     arguments = vars(build_parser().parse_strictly(argv))
     own = argparse.Namespace(**{name: arguments.pop(name) for name in _OWN_FLAGS})
     _check_combination(own, arguments)
     return own, arguments
+
+
+def _refuse_flags_of_serve(argv: Sequence[str]) -> None:
+    for argument in argv:
+        if argument == "--":
+            return
+        flag = argument.partition("=")[0]
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if flag.startswith("--") and name in ONLY_SERVING:
+            raise ConfigError(f"{flag} has no meaning for `ksana perf`, which serves nobody; leave it out")
 
 
 def build_parser() -> Parser:
@@ -69,7 +91,7 @@ def build_parser() -> Parser:
     )
     group.add_argument("--cost-file", metavar="FILE", help="Fit a cost model and write it there")
     parser.add_argument("--settings", metavar="FILE", help="Settings from a YAML file, as --config of serve")
-    add_settings(parser)
+    add_settings(parser, ONLY_SERVING)
     return parser
 
 

@@ -31,12 +31,17 @@ def run(argv: Sequence[str]) -> int:
     """Replay, or with --set run again. Returns the exit code."""
     parser = build_parser()
     arguments = parser.parse_strictly(argv)
-    segments = choose_segments(list_segments(Path(arguments.DIR)), arguments.segment)
+    tell = say if arguments.changes else print
+    segments = choose_segments(list_segments(Path(arguments.DIR), tell), arguments.segment)
     if arguments.changes:
         if arguments.actor or arguments.model or arguments.chat_template:
             raise ConfigError("--set runs all actors but the tokenizer: leave out --actor and --model")
         return show_what_if(segments, arguments.changes)
+    if arguments.chat_template and not arguments.model:
+        raise ConfigError("--chat-template means nothing without --model")
     actors = choose_actors(segments, arguments.actor, can_tokenize=arguments.model is not None)
+    if arguments.model is not None and "tokenizer" not in actors:
+        raise ConfigError(f"--model means nothing: only the tokenizer needs it, here are {', '.join(actors)}")
     encoder = None
     if "tokenizer" in actors:
         encoder = find_encoder(arguments.model, arguments.chat_template, segments)
@@ -51,8 +56,9 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="ksana replay",
         description="Feed a journal (ksana serve --journal DIR) to the code that decides, and hold every "
-        "message it says against the recorded one. Exit code 0: all the same; 1: something differs; 2: the "
-        "journal cannot be read, or is damaged.",
+        "message it says against the recorded one. Exit code 0: all the same; 1: something differs, or with "
+        "--set: requests fail, or the comparison says too little; 2: the journal cannot be read, or is "
+        "damaged.",
     )
     parser.add_argument("DIR", help="Directory of the journal")
     parser.add_argument(

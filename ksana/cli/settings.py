@@ -112,11 +112,13 @@ def build_parser(prog: str, description: str) -> Parser:
     return parser
 
 
-def add_settings(parser: Parser) -> None:
-    """The model as a positional argument, and a flag for each setting."""
+def add_settings(parser: Parser, leave_out: frozenset[str] = frozenset()) -> None:
+    """The model as a positional argument, and a flag for each setting but those of these names."""
     parser.add_argument("MODEL", nargs="?", help=_help(FIELDS[0]))
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in FIELDS:
+        if field.name in leave_out:
+            continue
         group = groups.get(field.group)
         if group is None:
             group = groups[field.group] = parser.add_argument_group(field.group)

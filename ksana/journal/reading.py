@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,11 @@ from ksana.journal.format import (
 from ksana.journal.schema import STATE_TYPES, schema_hash
 from ksana.messages.base import SCHEMA_VERSION
 from ksana.runtime.frames import LENGTH_AND_CRC, MAX_FRAME_BYTES, Header
+from ksana.shown import shown
 
 MAX_HEADER_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
 
 
 class JournalError(KsanaError):
@@ -61,23 +65,22 @@ class Tail:
         return f"ends without an end{cut}: the process was killed, its disk failed, or it still writes"
 
 
-def list_segments(directory: Path) -> list[Segment]:
-    """The segments in a directory, in order. Raises JournalError for one whose header cannot be used."""
-    try:
-        with os.scandir(directory) as entries:
-            names = [e.name for e in entries if e.is_file(follow_symlinks=False)]
-    except OSError as error:
-        raise JournalError(f"the journal {directory} cannot be read: {error.strerror}") from None
-    numbers = sorted((int(match[1]), name) for name in names if (match := SEGMENT_NAME.fullmatch(name)))
-    if not numbers:
-        raise JournalError(f"there is no journal in {directory}: no segment-NNNNNNNN.ksj")
+def list_segments(directory: Path, tell: Callable[[str], None] = log.warning) -> list[Segment]:
+    """The segments in a directory, in order. Raises JournalError for one whose header cannot be used.
+
+    `tell` hears of what is left out although nothing is damaged: the first segments, which are deleted when
+    there is no room; files without a whole header, as a killed process leaves its last; other files.
+    """
+    numbers = _segment_files(directory, tell)
     segments: list[Segment] = []
     headless: list[Path] = []  # the last ones: killed, or the disk full, while they were being begun
+    cut: list[Path] = []
     for number, name in numbers:
         path = directory / name
         header = _read_header(path)
         if header is None:
             headless.append(path)
+            cut.append(path)
             continue
         if header.segment != number:
             raise JournalError(f"{path} is segment {header.segment} under another name")
@@ -86,8 +89,52 @@ def list_segments(directory: Path) -> list[Segment]:
         headless.clear()
         segments.append(Segment(path, number, header))
     if not segments:
-        raise JournalError(f"there is no whole segment in {directory}")
+        raise JournalError(
+            f"there is no whole segment in {directory}: "
+            f"the {_size(cut[0])} bytes of {cut[0].name} are no whole header"
+        )
+    first = numbers[0][0]
+    if first > 1:
+        which = "segment 1 is" if first == 2 else f"segments 1 to {first - 1} are"
+        tell(f"{which} not there: the journal begins with segment {first}")
+    for path in cut:
+        tell(
+            f"{path.name} is left out: its {_size(path)} bytes are no whole header, so nothing of it can be "
+            "replayed; the process was killed, or its disk full, while it was being begun"
+        )
     return segments
+
+
+def _segment_files(directory: Path, tell: Callable[[str], None]) -> list[tuple[int, str]]:
+    """Numbers and names. Raises JournalError if there is none, or one is no regular file: a pipe would be
+    waited for, and a link may lead anywhere."""
+    try:
+        with os.scandir(directory) as entries:
+            found = {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+    except OSError as error:
+        raise JournalError(f"the journal {directory} cannot be read: {error.strerror}") from None
+    numbers = []
+    for name, is_file in sorted(found.items()):
+        match = SEGMENT_NAME.fullmatch(name)
+        if match is None:
+            if name.startswith("segment") or name.endswith(".ksj"):
+                tell(f"{shown(name)} is left out: its name is not segment-NNNNNNNN.ksj")
+        elif not is_file:
+            raise JournalError(
+                f"{directory / name} is no regular file, where a segment of the journal belongs"
+            )
+        else:
+            numbers.append((int(match[1]), name))
+    if not numbers:
+        raise JournalError(f"there is no journal in {directory}: no segment-NNNNNNNN.ksj")
+    return sorted(numbers)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def missing_before(segment: Segment, before: Segment) -> str | None:
@@ -168,7 +215,12 @@ def _payloads(path: Path, tail: Tail, max_bytes: int = MAX_FRAME_BYTES) -> Itera
                 left = size - offset - LENGTH_AND_CRC.size
                 if len(head) == LENGTH_AND_CRC.size:
                     length, crc = LENGTH_AND_CRC.unpack(head)
-                    if length <= min(left, max_bytes):
+                    if length > max_bytes:  # none was ever written: what is cut off has a length that can be
+                        raise JournalError(
+                            f"{path}: damaged at byte {offset}: the length of a frame is wrong: "
+                            f"{length} bytes, of {max_bytes} at most"
+                        )
+                    if length <= left:
                         payload = file.read(length)
                         if zlib.crc32(payload) != crc:
                             raise JournalError(f"{path}: damaged at byte {offset}: the checksum is wrong")

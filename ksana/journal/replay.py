@@ -66,7 +66,10 @@ def replay(
         if before is not None and (gap := missing_before(segment, before.segment)) is not None:
             report.notes.append(gap)
         running = _SegmentReplay(segment, actors, encoder, report)
-        report.difference = running.run(before)
+        try:
+            report.difference = running.run(before)
+        except JournalError as error:
+            raise JournalError(f"{error}; {_before(report)}") from None
         if report.difference is not None:
             return report
         report.num_segments += 1
@@ -74,10 +77,16 @@ def replay(
         if note is not None:
             is_last = segment is segments[-1] or segments[place + 1].header.run != segment.header.run
             if not is_last:
-                raise JournalError(f"{segment.path}: damaged: it {note}, but the process went on")
+                raise JournalError(
+                    f"{segment.path}: damaged: it {note}, but the process went on; {_before(report)}"
+                )
             report.notes.append(f"segment {segment.number} {note}")
         before = running
     return report
+
+
+def _before(report: ReplayReport) -> str:
+    return f"before that, {report.num_activations} activations replayed, and were the same"
 
 
 class _Different(Exception):

@@ -79,6 +79,8 @@ class ModelPerfBackend:
         self._over = trio.Event()
         """Every request of the batch has ended."""
         self._next_id: RequestId = 1
+        self.results: list[BatchResult] = []
+        """Of batches that are complete, also when `start_perf` is cancelled."""
 
     def make_scheduler(self, settings: SchedulerSettings) -> Scheduler:
         """The real scheduler with the policy of a fixed batch, and a clock around it."""
@@ -92,7 +94,7 @@ class ModelPerfBackend:
         Batches that have not begun at `until_s` (clock time) are left out, in a later pass as in the first.
         """
         self._engine = engine
-        results: list[BatchResult] = []
+        results = self.results
         for number, batch in list(enumerate(self._batches)) * self._num_passes:
             if until_s is not None and now_s() >= until_s:
                 break

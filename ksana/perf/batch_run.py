@@ -9,7 +9,7 @@ import msgspec
 from ksana.messages.base import RequestId
 from ksana.messages.perf import InferBatchReady, RunInferRound
 from ksana.perf.batches import Batch
-from ksana.perf.result import BatchResult, OperatorSample, summarize
+from ksana.perf.result import BatchResult, OperatorSample, RoundSample, summarize
 from ksana.perf.rounds import MeasuredRound
 
 MIN_STAT = 2
@@ -86,11 +86,7 @@ class BatchRun:
                 num_swa_blocks=swa_use.num_referenced if swa_use is not None else 0,
             )
         measured = self.done[rounds.warmup :] if self.error is None else []
-        samples = tuple(
-            msgspec.structs.replace(one.sample, forward_ns=one.sample.forward_ns // one.num_layer_rounds)
-            for one in measured
-            if not one.trace_operators
-        )
+        samples = tuple(_divided(one) for one in measured if not one.trace_operators)
         return BatchResult(
             name=self.batch.name,
             shape=shape,
@@ -117,6 +113,13 @@ def joined(first: BatchResult, second: BatchResult) -> BatchResult:
         operator_rounds=first.operator_rounds + second.operator_rounds,
         summary=summarize(rounds),
     )
+
+
+def _divided(one: MeasuredRound) -> RoundSample:
+    """The model's time, split between one run and the repeats; nothing of the round is lost."""
+    forward_ns = one.sample.forward_ns // one.num_layer_rounds
+    repeats_ns = one.sample.forward_ns - forward_ns
+    return msgspec.structs.replace(one.sample, forward_ns=forward_ns, repeats_ns=repeats_ns)
 
 
 def _operators(one: MeasuredRound) -> dict[str, OperatorSample]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
+import signal
 from collections.abc import Sequence
 
 import msgspec
+import trio
 
 from ksana.config import Settings
 from ksana.devices.process import Progress
@@ -55,11 +57,14 @@ async def measure(
     report: Report = lambda _text: None,
     progress: Progress | None = None,
     backend: MakeBackend | None = None,
+    signals: Sequence[signal.Signals] = (),
 ) -> PerfResult:
     """Run every batch, `num_passes` times. A batch that fails has an `error`; the engine's failure to start
     is raised (ModelLoadError, WorkerLostError).
 
-    `time_limit_s`, counted from when the model is loaded: batches that have not begun by then are skipped.
+    `signals`: one of these, once batches run, ends the measurement; the batches that were complete by then
+    are the result, which says so. `time_limit_s`, counted from when the model is loaded: batches that have
+    not begun by then are skipped.
     """
     perf = ModelPerfBackend(
         batches,
@@ -80,7 +85,8 @@ async def measure(
     )
     async with engine:
         until_s = None if time_limit_s is None else now_s() + time_limit_s
-        results = await perf.start_perf(engine, until_s=until_s)
+        interrupted = await _run_until_signal(perf, engine, until_s, signals)
+        results = perf.results
         setup = engine.setup
         model = engine.client.model
     return PerfResult(
@@ -98,7 +104,31 @@ async def measure(
         max_model_len=setup.max_model_len,
         batches=tuple(results),
         skipped=tuple(batch.name for batch in batches[len(results) :]),
+        interrupted=interrupted,
     )
+
+
+async def _run_until_signal(
+    perf: ModelPerfBackend, engine: Engine, until_s: float | None, signals: Sequence[signal.Signals]
+) -> str | None:
+    """The name of the signal that came first, if one did."""
+    if not signals:
+        await perf.start_perf(engine, until_s=until_s)
+        return None
+    came: list[str] = []
+    with trio.open_signal_receiver(*signals) as received:
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                async for number in received:
+                    came.append(signal.Signals(number).name)
+                    nursery.cancel_scope.cancel()
+                    return
+
+            nursery.start_soon(watch)
+            await perf.start_perf(engine, until_s=until_s)
+            nursery.cancel_scope.cancel()
+    return came[0] if came else None
 
 
 def _versions() -> dict[str, str]:

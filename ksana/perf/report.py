@@ -10,7 +10,7 @@ from ksana.perf.html_page import charts, page, table
 from ksana.perf.result import BatchResult, PerfResult
 
 MAX_BARS = 20
-_PARTS = ("schedule_ns", "dispatch_ns", "prepare_ns", "forward_ns", "sampling_ns", "update_ns")
+_PARTS = ("schedule_ns", "dispatch_ns", "prepare_ns", "forward_ns", "repeats_ns", "sampling_ns", "update_ns")
 
 
 def summary_table(result: PerfResult) -> str:

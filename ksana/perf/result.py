@@ -25,7 +25,8 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 
 
 class RoundSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds of one round. Without planning ahead the parts add up to `step_ns`.
+    """Nanoseconds of one round. Without planning ahead the parts add up to `step_ns`, also where the decoder
+    layers run several times.
 
     With planning ahead a round is planned while the one before runs: `step_ns` then goes from the end of the
     former round to the end of this one, and `schedule_ns` lies beside it.
@@ -39,6 +40,8 @@ class RoundSample(msgspec.Struct, frozen=True, kw_only=True):
     """In the worker: tables and arrays of the step, and its answer."""
     forward_ns: Nanoseconds
     """The model, divided by `layer_forward_round`."""
+    repeats_ns: Nanoseconds = 0
+    """The rest of the model's time, which further runs of the decoder layers took."""
     sampling_ns: Nanoseconds
     update_ns: Nanoseconds
     """The scheduler takes the results."""
@@ -123,7 +126,9 @@ class PerfResult(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     batches: tuple[BatchResult, ...]
     skipped: tuple[str, ...] = ()
-    """Names of batches for which a time limit left no time."""
+    """Names of batches for which a time limit, or whoever interrupted it, left no time."""
+    interrupted: str | None = None
+    """The name of the signal that ended the measurement early."""
 
 
 def summarize(rounds: Sequence[RoundSample]) -> dict[str, Statistics]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -9,11 +10,12 @@ import numpy as np
 
 from ksana.journal.activations import Heard, SegmentReader
 from ksana.journal.reading import Segment
-from ksana.messages.base import Message, RequestId
+from ksana.messages.base import Message, RequestId, StepId
 from ksana.messages.outputs import Aborted, Failed, Finished, RequestEnded, StepOutputs
 from ksana.messages.steps import StepDone, StepPlan, WorkerLost
 from ksana.runtime.actor import Address
 
+TIMED_OUT = 504
 _ACTORS: tuple[Address, ...] = ("scheduler",)
 
 
@@ -27,27 +29,44 @@ class Figures(msgspec.Struct, kw_only=True):
     """How often a request began anew: it was preempted, or the worker was lost."""
     num_worker_losses: int = 0
     num_failed: int = 0
+    num_failed_at_once: int = 0
+    """Those of them that did not run out of time."""
     num_aborted: int = 0
+    reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    """Of failures: texts, and how often."""
     ended: list[RequestEnded] = []
     """Those that finished."""
     last_s: float = 0.0
     known: set[RequestId] = set()
+    skipped: frozenset[RequestId] = frozenset()
+    """Requests that count for nothing, nor do steps that have only them."""
+    skipped_steps: set[StepId] = set()
 
     def hear(self, message: Message) -> None:
         if isinstance(message, StepDone):
-            self.num_steps += 1
+            self.num_steps += message.step_id not in self.skipped_steps
+            self.skipped_steps.discard(message.step_id)
         elif isinstance(message, WorkerLost):
             self.num_worker_losses += 1
 
     def say(self, message: Message, now_s: float) -> None:
         if isinstance(message, StepPlan):
+            if self.skipped and all(row.request_id in self.skipped for row in message.rows):
+                self.skipped_steps.add(message.step_id)
             for row in message.new:
+                if row.request_id in self.skipped:
+                    continue
                 self.num_started_again += row.request_id in self.known
                 self.known.add(row.request_id)
         elif isinstance(message, StepOutputs):
             for ended in message.ended:
+                if ended.request_id in self.skipped:
+                    continue
                 self.last_s = now_s
-                self.num_failed += isinstance(ended.outcome, Failed)
+                if isinstance(ended.outcome, Failed):
+                    self.num_failed += 1
+                    self.num_failed_at_once += ended.outcome.status != TIMED_OUT
+                    self.reasons[ended.outcome.message[:300]] += 1
                 self.num_aborted += isinstance(ended.outcome, Aborted)
                 if isinstance(ended.outcome, Finished):
                     self.ended.append(ended)
@@ -99,7 +118,7 @@ def _ms(seconds: float) -> str:
 
 def recorded_figures(segments: Iterable[Segment], skipped: frozenset[RequestId]) -> Figures:
     """Those of the recorded run, without the requests of `skipped`."""
-    figures = Figures()
+    figures = Figures(skipped=skipped)
     for segment in segments:
         reader = SegmentReader(segment, _ACTORS)
         for one in reader.read():
@@ -109,12 +128,5 @@ def recorded_figures(segments: Iterable[Segment], skipped: frozenset[RequestId])
                 figures.hear(message)
             for address, raw in one.said:
                 if address in ("executor", "tokenizer"):
-                    figures.say(_without(reader.message(raw, one.offset), skipped), one.now_s)
+                    figures.say(reader.message(raw, one.offset), one.now_s)
     return figures
-
-
-def _without(message: Message, skipped: frozenset[RequestId]) -> Message:
-    if isinstance(message, StepOutputs) and skipped:
-        ended = tuple(one for one in message.ended if one.request_id not in skipped)
-        return msgspec.structs.replace(message, ended=ended)
-    return message

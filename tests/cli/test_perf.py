@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from ksana.cli.main import main
+from ksana.cli.perf import _report, _settings
+from ksana.cli.perf_flags import ONLY_SERVING, parse_flags
+from ksana.cli.settings import flags_layer
 from ksana.costs.cost_file import load_cost
 from ksana.perf.batches import read_batches
 from ksana.perf.result import PerfResult, read_result
@@ -239,6 +242,11 @@ def test_a_full_disk_is_one_line(
             "--unequal-kv has no meaning for a result",
         ),
         (("--sweep", "--unequal-kv"), "--unequal-kv has no meaning with --sweep"),
+        (("--sweep", "--port", "8000"), "--port has no meaning for `ksana perf`"),
+        (("--sweep", "--host=::1"), "--host has no meaning"),
+        (("--sweep", "--api-key", "x"), "--api-key has no meaning"),
+        (("--sweep", "--no-remote-write-back"), "--no-remote-write-back has no meaning"),
+        (("--sweep", "--drain-timeout", "1"), "--drain-timeout has no meaning"),
         (("--swep",), "unknown flag --swep (did you mean --sweep?)"),
         (("--sweep", "--remote-cache", "file:///tmp/x"), "remote_cache has no meaning"),
         (("--sweep", "--settings", "missing.yaml"), "settings file missing.yaml cannot be read"),
@@ -299,3 +307,41 @@ def test_the_demo_model_is_measured_when_none_is_named(tmp_path: Path) -> None:
         assert sum(parts) <= batch.summary["step_ns"].mean
         shares = batch.operator_rounds[0]
         assert sum(sample.total_ns for sample in shares.values()) > 0.5 * batch.summary["forward_ns"].min
+
+
+def test_help_lists_no_flag_without_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["perf", "--help"])
+    shown = capsys.readouterr().out
+    assert "--block-size" in shown
+    assert all(f"--{name.replace('_', '-')} " not in shown for name in ONLY_SERVING)
+
+
+def test_variables_of_serve_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSANA_PORT", "9000")
+    own, flags = parse_flags(["--sweep"])
+    assert _settings(own, flags_layer(flags)).port == 9000
+
+
+def test_an_interrupted_result_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = PerfResult(
+        model="m",
+        model_fingerprint="f",
+        device="cpu",
+        dtype="float32",
+        parallel_sizes={},
+        block_size=16,
+        versions={},
+        plan_ahead=False,
+        seed=1,
+        max_num_batched_tokens=32,
+        max_num_seqs=4,
+        max_model_len=128,
+        batches=(),
+        skipped=("a", "b"),
+        interrupted="SIGINT",
+    )
+    own, _ = parse_flags(["--sweep", "--cost-file", str(tmp_path / "cost.json")])
+    assert _report(own, tmp_path / "r.json", result) == 130
+    assert "interrupted by SIGINT: the result has 0 of 2 batches" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ from ksana.journal.format import (
 from ksana.journal.reading import JournalError, Tail, list_segments, read_frames
 from ksana.journal.replay import ReplayReport, replay
 from ksana.journal.requests import recorded_requests
-from ksana.runtime.frames import FrameDecoder, Header, encode_frame
+from ksana.runtime.frames import LENGTH_AND_CRC, FrameDecoder, Header, encode_frame
 from tests.journal.recording import ACTORS, record
 
 
@@ -402,7 +402,7 @@ def test_only_regular_files_with_the_right_names_are_segments(whole: Path, tmp_p
     os.symlink(source, tmp_path / segment_name(3))
     os.mkfifo(tmp_path / segment_name(4))
     (tmp_path / segment_name(5)).mkdir()
-    with pytest.raises(JournalError, match="there is no journal in"):
+    with pytest.raises(JournalError, match=r"segment-00000003\.ksj is no regular file"):
         list_segments(tmp_path)
     with pytest.raises(JournalError, match="cannot be read"):
         list_segments(tmp_path / "nowhere")
@@ -419,3 +419,65 @@ def test_a_length_that_would_fill_the_memory_is_damage(whole: Path, tmp_path: Pa
 def test_any_bytes_are_no_journal(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.raises(JournalError):
         replayed(with_bytes(Path(directory), data))
+
+
+def test_a_last_segment_cut_anywhere_is_told(whole: Path, tmp_path: Path) -> None:
+    """In its header, in a state, in an activation, and without a byte: never passed over without a word."""
+    data = list_segments(whole)[0].path.read_bytes()
+    header_end = 8 + len(frames_of(whole)[0])
+    with_bytes(tmp_path, data)
+    full = replayed(tmp_path).num_activations
+    for cut in range(header_end):
+        told: list[str] = []
+        segments = list_segments(with_bytes(tmp_path, data[:cut], 2), told.append)
+        assert [segment.number for segment in segments] == [1]
+        [note] = told
+        assert note.startswith(f"{segment_name(2)} is left out: its {cut} bytes are no whole header")
+    assert replay(segments, ACTORS).num_activations == full
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "link"])
+def test_what_is_no_file_in_the_place_of_a_segment_is_refused(whole: Path, tmp_path: Path, kind: str) -> None:
+    path = with_bytes(tmp_path, list_segments(whole)[0].path.read_bytes()) / segment_name(2)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / segment_name(1))
+    with pytest.raises(JournalError, match=f"{segment_name(2)} is no regular file"):
+        list_segments(tmp_path)
+
+
+def test_missing_first_segments_and_other_files_are_told(tmp_path: Path) -> None:
+    record(tmp_path, num_requests=30, segment_bytes=64 << 10)
+    (tmp_path / segment_name(1)).unlink()
+    (tmp_path / "segment-3.ksj").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_bytes(b"x")
+    told: list[str] = []
+    list_segments(tmp_path, told.append)
+    assert told == [
+        "'segment-3.ksj' is left out: its name is not segment-NNNNNNNN.ksj",
+        "segment 1 is not there: the journal begins with segment 2",
+    ]
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, (256 << 20) + 1])
+def test_a_length_that_no_frame_has_is_damage_also_at_the_end(
+    whole: Path, tmp_path: Path, length: int
+) -> None:
+    data = list_segments(whole)[0].path.read_bytes()
+    frames = frames_of(whole)
+    end_at = len(data) - 8 - len(frames[-1])
+    for start in (0, end_at):
+        broken = data[:start] + LENGTH_AND_CRC.pack(length, 1) + data[start + 8 :][:6]
+        with pytest.raises(JournalError, match=f"damaged at byte {start}"):
+            replayed(with_bytes(tmp_path, broken))
+
+
+def test_damage_says_how_much_was_replayed_before_it(whole: Path, tmp_path: Path) -> None:
+    data = bytearray(list_segments(whole)[0].path.read_bytes())
+    data[-1] ^= 1
+    num = replayed(whole).num_activations
+    with pytest.raises(JournalError, match=f"before that, {num} activations replayed"):
+        replayed(with_bytes(tmp_path, bytes(data)))

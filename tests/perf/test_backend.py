@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,12 @@ from ksana.devices.simulated_worker import SimulatedWorker, TokenSource, hashed_
 from ksana.engine import MakeBackend
 from ksana.messages.steps import StepDone, StepPlan
 from ksana.model_setup import ModelFiles, ModelSetup
-from ksana.perf.batch_run import Rounds
+from ksana.perf.batch_run import BatchRun, Rounds
 from ksana.perf.batches import Batch
 from ksana.perf.limits import check_batches
 from ksana.perf.measure import fixed_settings, limits_of, measure
-from ksana.perf.result import BatchResult, PerfResult, RequestGroup
+from ksana.perf.result import FIELDS, BatchResult, PerfResult, RequestGroup, RoundSample
+from ksana.perf.rounds import MeasuredRound
 from tests.engines import COST, model_files
 from tests.models_for_tests import tiny_gemma3_dir, tiny_llama_dir
 
@@ -126,6 +129,7 @@ def run(
     on_round: Any = None,
     time_limit_s: float | None = None,
     num_passes: int = 1,
+    signals: Sequence[signal.Signals] = (),
     **changes: Any,
 ) -> PerfResult:
     settings = settings_for(files, **changes)
@@ -143,6 +147,7 @@ def run(
                 on_round=on_round,
                 time_limit_s=time_limit_s,
                 num_passes=num_passes,
+                signals=signals,
             )
 
     return trio.run(main, clock=MockClock(autojump_threshold=0) if virtual else None)
@@ -192,7 +197,8 @@ def check_batch(one: BatchResult, plan_ahead: bool) -> None:
         times = {name: getattr(sample, name) for name in sample.__struct_fields__}
         assert all(ns >= 0 for ns in times.values())
         assert min(sample.forward_ns, sample.sampling_ns, sample.step_ns) > 0
-        if not plan_ahead and one.layer_forward_round == 1:
+        assert (sample.repeats_ns > 0) == (one.layer_forward_round > 1)
+        if not plan_ahead:
             assert sum(times.values()) == 2 * sample.step_ns
     assert set(one.summary) == set(one.rounds[0].__struct_fields__)
     assert one.operator_rounds[0].keys() == one.operator_rounds[1].keys()
@@ -250,6 +256,42 @@ def test_layers_that_run_thrice_are_divided(llama: ModelFiles) -> None:
     measured = [answer for answer in made[0].answers if answer.results[0].token_ids][-3:]
     assert [s.forward_ns for s in thrice.rounds] == [a.times.forward_ns // 3 for a in measured]
     assert all(sample.step_ns > 3 * sample.forward_ns for sample in thrice.rounds)
+
+
+@pytest.mark.parametrize("num_layer_rounds", [1, 2, 5])
+def test_the_parts_add_up_however_often_layers_run(num_layer_rounds: int) -> None:
+    sample = RoundSample(
+        schedule_ns=1,
+        dispatch_ns=2,
+        prepare_ns=3,
+        forward_ns=1003,
+        sampling_ns=5,
+        update_ns=6,
+        step_ns=1020,
+    )
+    batch = msgspec.structs.replace(BATCHES[0], layer_forward_round=num_layer_rounds)
+    one = BatchRun(batch, Rounds(warmup=0, stat=1, operator=0), [1])
+    measured = MeasuredRound(
+        sample=sample, operators=(), num_layer_rounds=num_layer_rounds, trace_operators=False
+    )
+    one.done.append(measured)
+    [found] = one.result().rounds
+    assert found.forward_ns == 1003 // num_layer_rounds
+    assert sum(getattr(found, name) for name in FIELDS) == 2 * found.step_ns == 2040
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_the_batches_that_are_complete(files: ModelFiles, number: signal.Signals) -> None:
+    def on_round(num_done: int, _name: str, num_rounds: int) -> None:
+        if (num_done, num_rounds) == (2, 1):
+            os.kill(os.getpid(), number)
+
+    rounds = Rounds(warmup=0, stat=50, operator=0)
+    result = run(files, simulated(), on_round=on_round, rounds=rounds, signals=(number,))
+    assert result.interrupted == number.name
+    assert [one.name for one in result.batches] == [one.name for one in BATCHES[:2]]
+    assert result.skipped == tuple(one.name for one in BATCHES[2:])
+    assert all(len(one.rounds) == 50 for one in result.batches)
 
 
 def test_simulated_time_is_what_the_cost_says(files: ModelFiles) -> None:

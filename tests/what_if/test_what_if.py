@@ -180,6 +180,7 @@ def test_the_command_lays_the_runs_side_by_side(
     names = [row[:30].strip() for row in rows]
     assert {"requests finished", "steps", "requests started again"} <= set(names)
     assert "times fitted to" in err
+    assert "24 of 150 requests fail, with the recorded settings 12" in err  # some time out: told, no failure
     assert main(["replay", directory, "--set", "max_num_seqs=2", "--actor", "scheduler"]) == 2
     assert main(["replay", directory, "--set", "nothing"]) == 2
 
@@ -202,3 +203,43 @@ def test_requests_that_ran_when_the_journal_ends_are_told(
     assert num_open > 0
     assert main(["replay", str(tmp_path), "--set", "max_num_seqs=2"]) == 0
     assert f"{num_open} requests had not ended when the journal does" in capsys.readouterr().err
+
+
+def test_settings_with_which_requests_fail_are_told_and_no_success(
+    calm: list[Segment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(calm[0].path.parent), "--set", "num_swa_blocks=1"]) == 1
+    out, err = capsys.readouterr()
+    assert "requests finished" in out
+    assert "with num_swa_blocks=1 " in err
+    assert "150 of 150 requests fail, with the recorded settings 12" in err
+    assert "is too small" in err
+
+
+def test_a_cost_that_is_far_off_and_few_requests_are_told(
+    calm: list[Segment], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = str(calm[0].path.parent)
+    found = fit(recorded_steps(calm))
+    off = msgspec.structs.replace(found, mean_error=1.03)
+    monkeypatch.setattr("ksana.cli.what_if.fit", lambda _steps: off)
+    assert main(["replay", directory, "--set", "max_num_seqs=2"]) == 1
+    assert "off by +103.0% on the whole, more than 25%" in capsys.readouterr().err
+    monkeypatch.setattr("ksana.cli.what_if.fit", lambda _steps: found)
+    few = requests_of(calm)[:2]
+    monkeypatch.setattr("ksana.cli.what_if.requests_of", lambda _segments: few)
+    assert main(["replay", directory, "--set", "max_num_seqs=2"]) == 1
+    assert "2 requests are too few to compare settings by" in capsys.readouterr().err
+    late = [
+        msgspec.structs.replace(r, added_s=None) if at % 4 else r for at, r in enumerate(requests_of(calm))
+    ]
+    monkeypatch.setattr("ksana.cli.what_if.requests_of", lambda _segments: late)
+    assert main(["replay", directory, "--set", "max_num_seqs=2"]) == 1
+    assert "only 38 of 150 requests are compared" in capsys.readouterr().err
+
+
+def test_skipped_requests_and_steps_of_them_alone_do_not_count(calm: list[Segment]) -> None:
+    all_of_them = frozenset(request.request_id for request in requests_of(calm))
+    figures = recorded_figures(calm, all_of_them)
+    assert (figures.num_steps, figures.num_started_again, figures.ended) == (0, 0, [])
+    assert recorded_figures(calm, frozenset()).num_steps > 100
