@@ -34,13 +34,13 @@ def read_azure(path: Path) -> Iterator[SimRequest]:
         except (ValueError, TypeError):
             raise line.wrong("not a timestamp and two numbers of tokens") from None
         arrivals.check(line, arrival_s)
-        check_lengths(line, num_input, num_output)
+        check_lengths(line, ContextTokens=num_input, GeneratedTokens=num_output)
         if line.number > MAX_CONTENT_ID:
             raise line.wrong("too many lines")
         yield SimRequest(
             arrival_s=arrival_s,
             prompt=PromptSource((NamedText(line.number, num_input),)),
-            max_tokens=max(1, num_output),
+            max_tokens=num_output,
         )
 
 

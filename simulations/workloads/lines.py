@@ -76,8 +76,8 @@ class Arrivals:
         return arrival_s
 
 
-def check_lengths(line: Line, num_input: int, num_output: int) -> None:
-    if not 1 <= num_input <= MAX_TOKENS:
-        raise line.wrong(f"a prompt has 1 to {MAX_TOKENS:,} tokens, not {num_input}")
-    if not 0 <= num_output <= MAX_TOKENS:
-        raise line.wrong(f"an answer has 0 to {MAX_TOKENS:,} tokens, not {num_output}")
+def check_lengths(line: Line, **lengths: int) -> None:
+    """Raises ConfigError, with the line and the field, for a length that no prompt or answer has."""
+    for field, length in lengths.items():
+        if not 1 <= length <= MAX_TOKENS:
+            raise line.wrong(f"{field} is {length}, not from 1 to {MAX_TOKENS:,}")

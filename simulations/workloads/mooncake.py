@@ -30,7 +30,7 @@ def mooncake_lines(path: Path) -> Iterator[MooncakeLine]:
     arrivals = Arrivals()
     for line, request in read_json_lines(path, MooncakeLine):
         arrivals.check(line, request.timestamp / 1000)
-        check_lengths(line, request.input_length, request.output_length)
+        check_lengths(line, input_length=request.input_length, output_length=request.output_length)
         num_blocks = -(-request.input_length // MOONCAKE_BLOCK)
         if len(request.hash_ids) != num_blocks:
             raise line.wrong(
@@ -51,5 +51,5 @@ def read_mooncake(path: Path) -> Iterator[SimRequest]:
         yield SimRequest(
             arrival_s=line.timestamp / 1000,
             prompt=PromptSource((*parts, NamedText(ids[-1], num_last))),
-            max_tokens=max(1, line.output_length),
+            max_tokens=line.output_length,
         )

@@ -26,7 +26,7 @@ def read_token_lines(path: Path) -> Iterator[SimRequest]:
     arrivals = Arrivals()
     for line, request in read_json_lines(path, _TokenLine):
         arrivals.check(line, request.arrival_time_ns / 1e9)
-        check_lengths(line, request.input_toks, request.output_toks)
+        check_lengths(line, input_toks=request.input_toks, output_toks=request.output_toks)
         if line.number > MAX_CONTENT_ID:
             raise line.wrong("too many lines")
         text: ListedText | NamedText = NamedText(line.number, request.input_toks)
@@ -37,5 +37,5 @@ def read_token_lines(path: Path) -> Iterator[SimRequest]:
         yield SimRequest(
             arrival_s=request.arrival_time_ns / 1e9,
             prompt=PromptSource((text,)),
-            max_tokens=max(1, request.output_toks),
+            max_tokens=request.output_toks,
         )

@@ -12,7 +12,7 @@ from simulations.requests import SimRequest
 from simulations.workloads import lines
 from simulations.workloads.trace_files import read_trace
 
-MOONCAKE = {"timestamp": 3000, "input_length": 1100, "output_length": 0, "hash_ids": [4, 5, 6]}
+MOONCAKE = {"timestamp": 3000, "input_length": 1100, "output_length": 1, "hash_ids": [4, 5, 6]}
 TOKENS = {"input_toks": 3, "output_toks": 7, "arrival_time_ns": 2_500_000_000, "input_tok_ids": [9, 8, 7]}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -68,9 +68,14 @@ def changed(record: dict[str, object], **fields: object) -> str:
         (changed(MOONCAKE, hash_ids=[1, 2]), "line 2: 1100 tokens are 3 blocks"),
         (changed(MOONCAKE, hash_ids=[1, 2, -3]), "line 2: hash_ids go from 0"),
         (changed(MOONCAKE, hash_ids=[1, 2, 1 << 40]), "line 2: hash_ids go from 0"),
-        (changed(MOONCAKE, input_length=0, hash_ids=[]), "line 2: a prompt has 1 to"),
-        (changed(MOONCAKE, input_length=1 << 60, hash_ids=[1]), "line 2: a prompt has 1 to"),
-        (changed(MOONCAKE, output_length=-1), "line 2: an answer has 0 to"),
+        (changed(MOONCAKE, input_length=0, hash_ids=[]), "line 2: input_length is"),
+        (changed(MOONCAKE, input_length=1 << 60, hash_ids=[1]), "line 2: input_length is"),
+        (changed(MOONCAKE, output_length=0), "line 2: output_length is 0, not from 1"),
+        (changed(MOONCAKE, output_length=True), "line 2"),
+        (changed(TOKENS, output_toks=0), "line 2: output_toks is 0, not from 1"),
+        (AZURE + "2023-11-16 18:15:46,5,0", "line 2: GeneratedTokens is 0, not from 1"),
+        (AZURE + "2023-11-16 18:15:46,0,5", "line 2: ContextTokens is 0, not from 1"),
+        (changed(MOONCAKE, output_length=-1), "line 2: output_length is -1, not from 1"),
         (changed(TOKENS, input_toks=4), "line 2: input_toks is 4, but there are 3"),
         (changed(TOKENS, input_tok_ids=[1, 2, 1 << 31]), "line 2"),
         (changed(TOKENS, arrival_time_ns=-1), "line 2: no request can arrive"),
@@ -78,7 +83,7 @@ def changed(record: dict[str, object], **fields: object) -> str:
         (AZURE + "2023-11-16 18:15:46,1,-1", "line 2: not a timestamp"),
         (AZURE + "2023-11-16 18:15:46,1," + "9" * 10_000, "line 2: not a timestamp"),
         (AZURE + "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:47+00:00,1,1", "line 3: not a timestamp"),
-        (AZURE + "2023-11-16 18:15:46,0,1", "line 2: a prompt has 1 to"),
+        (AZURE + "2023-11-16 18:15:46,0,1", "line 2: "),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, match: str) -> None:
