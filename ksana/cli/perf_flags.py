@@ -87,7 +87,7 @@ def build_parser() -> Parser:
     group.add_argument(
         "--unequal-kv",
         action="store_true",
-        help="With --fit: the cost of unequal KV, from the profile's skew.csv",
+        help="With --fit: refuse a profile without skew.csv, which is used where it is",
     )
     group.add_argument("--cost-file", metavar="FILE", help="Fit a cost model and write it there")
     parser.add_argument("--settings", metavar="FILE", help="Settings from a YAML file, as --config of serve")
