@@ -32,6 +32,7 @@ from ksana.errors import ConfigError, KsanaError
 from ksana.perf.fitting import fit_profile
 from ksana.perf.model_shape import ModelShape, tables_of
 from ksana.perf.parallel import Spread
+from ksana.perf.profile_tables import missing_kinds
 
 
 def recorded_times(run: RecordedRun) -> tuple[Times, ...]:
@@ -166,6 +167,10 @@ def _print_set_up(run: RecordedRun, model: CostModel, directory: Path) -> None:
         f"{run.meta.model}, {len(run.asked)} requests, {tables.num_layers} decoder layers, "
         f"{engine.data_parallel_size} engine(s) of {engine.tensor_parallel_size} device(s)"
     )
+    if missing := missing_kinds(tables):
+        print(
+            f"NOTE: the tables have no {', '.join(missing)}: what these take is left out, expect too little"
+        )
     if engine.tensor_parallel_size > 1 and tables_of(directory, engine.tensor_parallel_size) == directory:
         print(f"NOTE: the tables are taken to be of one device's share of {engine.tensor_parallel_size}")
     if tables.communication is not None:

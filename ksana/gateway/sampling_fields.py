@@ -121,8 +121,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "priority": (0,),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "flex", "priority", "scale"),
     "store": (False,),
-    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "prompt_cache_retention": ("in-memory", "in_memory", "24h"),
 }
 """Fields of OpenAI and vLLM on both routes that are accepted only where they change nothing."""

@@ -21,6 +21,7 @@ from ksana.perf.expert_table import read_experts
 from ksana.perf.graph_settings import read_graphs
 from ksana.perf.launch_times import launch_times
 from ksana.perf.parallel import Spread
+from ksana.shown import shown
 
 _ONCE_PER_STEP = frozenset({"embedding", "final_layernorm", "lm_head", "sampler"})
 _PER_LAYER = {"layernorm": 2}
@@ -60,6 +61,14 @@ def read_profile(
     )
 
 
+def missing_kinds(tables: ProfileTables) -> list[str]:
+    """Layers that every decoder has and the tables do not: what they take is left out of every step."""
+    names = {layer.name for layer in (*tables.dense, *tables.per_sequence)}
+    usual = {"qkv_proj", "o_proj", "layernorm", "embedding", "lm_head", "sampler"}
+    usual |= {"moe"} if "moe" in names else {"gate_up_proj", "down_proj"}
+    return sorted(usual - names)
+
+
 def _check_kinds(directory: Path, names: set[str]) -> None:
     """Every decoder layer is taken to be like the others. Raises ConfigError where the tables are of several
     kinds of them: nothing tells how many there are of each."""
@@ -78,10 +87,20 @@ def _layers(path: Path, size_column: str, num_layers: int) -> tuple[LayerTable, 
     header, lines = read_lines(path, ("layer", size_column, "time_us"))
     values = read_rows(path, (size_column, "time_us"))
     by_name: dict[str, dict[int, float]] = {}
-    for (_, line), (size, us) in zip(lines, values, strict=True):
-        by_name.setdefault(line[header["layer"]], {})[int(size)] = us
+    for (number, line), (size, us) in zip(lines, values, strict=True):
+        name = line[header["layer"]]
+        if int(size) in by_name.setdefault(name, {}):
+            raise ConfigError(
+                f"{path}, line {number}: {shown(name)} of {int(size)} {size_column} stands twice"
+            )
+        by_name[name][int(size)] = us
     if not by_name:
         raise ConfigError(f"{path} has no rows")
+    largest = max(map(max, by_name.values()))
+    for name, times in by_name.items():
+        if max(times) < largest:
+            reach = f"{max(times)} {size_column}, other layers up to {largest}"
+            raise ConfigError(f"{path}: {shown(name)} is measured up to {reach}; is the file cut off?")
     return tuple(
         LayerTable(
             name=name,

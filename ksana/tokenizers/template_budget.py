@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 MAX_STEPS = 1_000_000
 MAX_CHARS = 64_000_000
 MAX_INTEGER_BITS = 1024
-MAX_CPU_S = 5.0
+MAX_CPU_S = 2.0
 
 CHARS_PER_STEP = 4096
 """Copying this many characters costs about as much as one step of the interpreter."""

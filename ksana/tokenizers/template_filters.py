@@ -18,7 +18,7 @@ from jinja2.tests import TESTS
 from markupsafe import escape
 
 from ksana.tokenizers import template_filter_prices as prices
-from ksana.tokenizers.template_budget import Budget
+from ksana.tokenizers.template_budget import Budget, BudgetExceeded
 from ksana.tokenizers.template_prices import ESCAPED, pay_sum
 
 _LOOKING = "count d default first last length"
@@ -47,6 +47,29 @@ _PRICES_OF_TESTS: dict[str, prices.Price] = {
     **dict.fromkeys(_CHEAP_TESTS.split(), prices.look),
     **dict.fromkeys(("lower", "upper"), prices.text),
 }
+
+
+def _worked_off(items: Iterator[Any]) -> Iterator[Any]:
+    """What Jinja makes lazily, made at once, and given as before: once, its error where it is reached.
+
+    Lazy, a filter over a filter over a filter is as deep as there are filters, and to free twenty thousand
+    of them overflows the stack of the process, which nothing in Python can catch.
+    """
+    made: list[Any] = []
+    failure: Exception | None = None
+    try:
+        made.extend(items)
+    except BudgetExceeded:
+        raise
+    except Exception as error:
+        failure = error.with_traceback(None)
+    return _given(made, failure)
+
+
+def _given(made: list[Any], failure: Exception | None) -> Iterator[Any]:
+    yield from made
+    if failure is not None:
+        raise failure
 
 
 class MeteredFunctions:
@@ -88,7 +111,7 @@ class MeteredFunctions:
             budget = self._budget()
             price(budget, *args[num_passed:], **kwargs)
             result = function(*args, **kwargs)
-            return budget.each(result) if lazy and isinstance(result, Iterator) else result
+            return _worked_off(budget.each(result)) if lazy and isinstance(result, Iterator) else result
 
         return metered
 

@@ -59,10 +59,11 @@ def check_definition(definition: bytes, source: str, num_embeddings: int | None 
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     if len(set(ids)) < len(vocab):
         raise ModelLoadError(f"{source}: two tokens have one id")
-    check_ids([*ids, *(token.id for token in outline.added_tokens)], source)
-    if num_embeddings is not None and max(ids, default=0) >= num_embeddings + MAX_IDS_BEYOND:
+    all_ids = [*ids, *(token.id for token in outline.added_tokens)]
+    check_ids(all_ids, source)
+    if num_embeddings is not None and max(all_ids, default=0) >= num_embeddings + MAX_IDS_BEYOND:
         raise ModelLoadError(
-            f"{source}: token ids go up to {max(ids)}, but the model has {num_embeddings} embeddings"
+            f"{source}: token ids go up to {max(all_ids)}, but the model has {num_embeddings} embeddings"
         )
     check_added_tokens(outline.added_tokens, source)
 

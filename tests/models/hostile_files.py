@@ -461,7 +461,7 @@ tokenizer(
     lambda _: '{"model":{"vocab":{' + ",".join(f'"t{i}":{i}' for i in range(2_200_000)) + "}}}",
 )
 tokenizer(
-    "added tokens; 131072 are allowed",
+    "token ids go up to 200319, but the model has 320 embeddings",
     "200,000 added tokens",
     lambda v: v.update(added_tokens=added(200_000)),
 )

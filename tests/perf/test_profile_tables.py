@@ -11,7 +11,7 @@ from ksana.costs.profile_cost import ProfileCost
 from ksana.errors import ConfigError
 from ksana.perf import attention_file
 from ksana.perf.expert_table import read_experts
-from ksana.perf.profile_tables import read_profile
+from ksana.perf.profile_tables import missing_kinds, read_profile
 from tests.costs.profiles import attention_us, write_profile
 from tests.costs.test_profile_cost import shape
 
@@ -63,7 +63,7 @@ def test_tables_of_which_layers_are_which_is_unknown_are_refused(tmp_path: Path)
     write_profile(tmp_path)
     write_experts(tmp_path)
     dense = tmp_path / "dense.csv"
-    dense.write_text(dense.read_text() + "\ndown_proj,1,3.0")
+    dense.write_text(dense.read_text() + "\ndown_proj,256,3.0")
     with pytest.raises(ConfigError, match=r"experts .* and a dense MLP \(down_proj in dense.csv\)"):
         read_profile(tmp_path, num_layers=3)
     write_profile(tmp_path)
@@ -229,3 +229,18 @@ def test_a_union_of_what_fits_the_memory_keeps_its_numbers_of_decodes(tmp_path: 
     assert grid.decodes == (1, 2, 8, 32)
     for num, row in zip(grid.decodes, grid.decode_us, strict=True):
         assert row == pytest.approx([linear_us(0, 0, num, kv) for kv in grid.decode_kv])
+
+
+def test_a_layer_twice_and_a_file_cut_off(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    dense = tmp_path / "dense.csv"
+    whole = dense.read_text()
+    dense.write_text(whole + "\nqkv_proj,16,5.0")
+    with pytest.raises(ConfigError, match=r"dense\.csv, line \d+: 'qkv_proj' of 16 tokens stands twice"):
+        read_profile(tmp_path, num_layers=2)
+    dense.write_text("\n".join(whole.splitlines()[:-3]))
+    with pytest.raises(ConfigError, match=r"'embedding' is measured up to 64 tokens, other layers up to 256"):
+        read_profile(tmp_path, num_layers=2)
+    dense.write_text(whole)
+    tables = read_profile(tmp_path, num_layers=2)
+    assert missing_kinds(tables) == ["down_proj", "gate_up_proj", "o_proj", "sampler"]
