@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import ksana
+from ksana.cli.main import expected_cause
 from ksana.errors import ConfigError
 from simulations.run_command import add_run_command
 from simulations.smoke import run_smoke
@@ -21,7 +22,7 @@ from simulations.swarm.swarm import REAL_S_PER_WORLD, run_swarm
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 all well, 1 a promise was broken (or too few mutants found), 2 wrong use."""
+    """Exit status: 0 all well, 1 a promise was broken (or too few mutants found), 2 wrong use, 130 Ctrl-C."""
     options = build_parser().parse_args(arguments)
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # workers die by the dozen here, as planned
@@ -30,6 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"python -m simulations {options.command}: {error}\n")
         return 2
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:  # trio wraps what its tasks raise
+        if not isinstance(expected_cause(error), KeyboardInterrupt):
+            raise
+        sys.stderr.write(f"python -m simulations {options.command}: stopped by Ctrl-C, nothing is reported\n")
+        return 130
     finally:
         logging.disable(before)
     return status

@@ -46,6 +46,11 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the world (replicas, routing, ...) or of its engines (num_fa_blocks, max_num_seqs, ...)",
     )
     parser.add_argument("--seed", type=int, default=0)
+    add_workload_arguments(parser)
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments that `with_workload` reads."""
     group = parser.add_argument_group("workload", "what is not given is as in the scenario")
     group.add_argument("--trace", metavar="PATH", help="recorded: Mooncake, workload.jsonl, Azure, a journal")
     group.add_argument("--limit", type=int, metavar="N", help="only so many requests of the trace")
@@ -68,11 +73,19 @@ def read_scenario(options: argparse.Namespace) -> Scenario:
     scenario = Scenario() if options.scenario is None else find_scenario(options.scenario)
     world = with_settings(scenario.world, parse_settings(options.set))
     changed = msgspec.structs.replace(scenario, world=world, seed=options.seed)
-    given = _given(options)
-    if given or (scenario.workload is None and not scenario.requests):
-        changed = msgspec.structs.replace(changed, workload=_workload(given, scenario.workload), requests=())
+    if scenario.workload is None and not scenario.requests:
+        changed = msgspec.structs.replace(changed, workload=_workload({}, None))
+    changed = with_workload(changed, options)
     changed.check()
     return changed
+
+
+def with_workload(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    """The scenario with what the arguments ask instead. Raises ConfigError."""
+    given = _given(options)
+    if not given:
+        return scenario
+    return msgspec.structs.replace(scenario, workload=_workload(given, scenario.workload), requests=())
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def read_cost(options: argparse.Namespace) -> CostChoice | None:
     if options.cost is None:
         if options.allow_extrapolation:
             raise ConfigError("--allow-extrapolation means nothing without --cost")
+        sys.stderr.write("no --cost: the device is made up, and so are all times\n")
         return None
     choice = CostChoice(path=options.cost, allow_extrapolation=options.allow_extrapolation)
     _load(choice)

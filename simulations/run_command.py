@@ -10,15 +10,16 @@ from typing import Any
 import msgspec
 
 from ksana.errors import ConfigError, InvariantViolated
+from simulations.arguments import add_workload_arguments, with_workload
+from simulations.checks.promises import NotOver
 from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_costed
 from simulations.keep import Keep
 from simulations.reports.metrics import RunRecord
-from simulations.reports.report import write_report
+from simulations.reports.report import check_place, write_report
 from simulations.reports.summary import Target, as_json, summarise
 from simulations.scenario import Scenario
 from simulations.scenarios import SCENARIOS, find_scenario
 from simulations.settings import parse_settings, with_settings
-from simulations.workloads.spec import TraceSpec
 
 
 def add_run_command(subparsers: Any) -> None:
@@ -27,9 +28,7 @@ def add_run_command(subparsers: Any) -> None:
     )
     parser.add_argument("scenario", help=f"{', '.join(SCENARIOS)}, or a JSON file")
     parser.add_argument("--seed", type=int, help="default: the scenario's")
-    parser.add_argument("--trace", metavar="PATH", help="requests instead of the scenario's")
-    parser.add_argument("--limit", type=int, metavar="N", help="only so many requests of the trace")
-    parser.add_argument("--speedup", type=float, default=1.0, help="of the trace's arrivals")
+    add_workload_arguments(parser)
     add_cost_arguments(parser)
     parser.add_argument("--report", type=Path, metavar="DIR", help="result.json, report.html and trace.json")
     parser.add_argument(
@@ -50,22 +49,26 @@ def run(options: argparse.Namespace) -> int:
     if options.show:
         _print(msgspec.json.encode(scenario))
         return 0
+    if options.report is not None:
+        check_place(options.report)
+    cost = read_cost(options)
     try:
         record = run_scenario(
             scenario,
-            cost=read_cost(options),
+            cost=cost,
             check=options.check,
             digest=options.digest,
             detail=options.report is not None,
         )
+    except NotOver as error:
+        sys.stderr.write(f"stopped by until_s: {error}. Without figures: give it more, or fewer requests\n")
+        return 1
     except InvariantViolated as error:
         sys.stderr.write(f"a promise is broken: {error}\n")
         return 1
+    _print(as_json(summarise(record, target)))
     if options.report is not None:
-        summary = write_report(options.report, record, scenario.title or None, target)
-    else:
-        summary = summarise(record, target)
-    _print(as_json(summary))
+        write_report(options.report, record, scenario.title or None, target)
     return 0
 
 
@@ -76,9 +79,7 @@ def read(options: argparse.Namespace) -> Scenario:
     changed = msgspec.structs.replace(scenario, world=world)
     if options.seed is not None:
         changed = msgspec.structs.replace(changed, seed=options.seed)
-    if options.trace is not None:
-        trace = TraceSpec(path=options.trace, limit=options.limit, speedup=options.speedup)
-        changed = msgspec.structs.replace(changed, workload=trace, requests=())
+    changed = with_workload(changed, options)
     if changed.workload is None and not changed.requests:
         raise ConfigError(f"{options.scenario} asks nothing: give it requests, a workload or --trace")
     changed.check()

@@ -21,7 +21,7 @@ from ksana.runtime.deterministic import run_deterministic
 from ksana.runtime.virtual_clock import VirtualClock
 from simulations.agenda import Agenda
 from simulations.checks.oracles import StoreOracle
-from simulations.checks.promises import BrokenPromise
+from simulations.checks.promises import BrokenPromise, NotOver
 from simulations.engine import STORE_IDENTITY
 from simulations.faults import (
     BadRow,
@@ -133,7 +133,7 @@ class _World:
             with trio.move_on_at(self.spec.until_s) as scope:
                 await self._over.wait()
             if scope.cancelled_caught:
-                raise BrokenPromise(f"{self._num_open} requests had not ended after {self.spec.until_s} s")
+                raise NotOver(f"{self._num_open} requests had not ended after {self.spec.until_s} s")
             over_s = now_s()
             await self._settle()
             nursery.cancel_scope.cancel()

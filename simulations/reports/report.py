@@ -113,6 +113,13 @@ def time_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     return rows
 
 
+def check_place(directory: Path) -> None:
+    """Ask before a run whether its report can be written, not after it. Raises ConfigError."""
+    probe = directory / ".ksana-report"
+    write_file(probe, b"")
+    probe.unlink(missing_ok=True)
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Whole or not at all. Raises ConfigError."""
     try:

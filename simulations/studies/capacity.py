@@ -19,7 +19,7 @@ from ksana.errors import ConfigError
 from simulations.arguments import add_scenario_arguments, read_scenario
 from simulations.costed import add_cost_arguments, read_cost
 from simulations.reports.capacity_report import HEADER, NAMES, Capacity, answer_text, capacity_page, probe_row
-from simulations.reports.report import write_file
+from simulations.reports.report import check_place, write_file
 from simulations.reports.summary import Target, as_json
 from simulations.studies.probes import Probe, Question, probe, probe_alone, probe_flood
 from simulations.studies.rate_search import Bracket, search_rate
@@ -156,6 +156,8 @@ def add_capacity_command(subparsers: Any) -> None:
 
 def run_capacity(options: argparse.Namespace) -> int:
     """Prints every trial, and the answer. Returns the exit code; raises ConfigError."""
+    if options.report is not None:
+        check_place(options.report)
     question, seeds = read_question(options)
     widths = [11, 5, 7, 7, 10, 10, 8]
     print("  ".join(text.rjust(width) for text, width in zip(HEADER, widths, strict=True)))

@@ -18,7 +18,7 @@ from simulations.costed import CostChoice, add_cost_arguments, read_cost, run_co
 from simulations.keep import Keep
 from simulations.reports.figures import run_figures
 from simulations.reports.metrics import RunRecord
-from simulations.reports.report import TIMES, times_table, totals, write_file
+from simulations.reports.report import TIMES, check_place, times_table, totals, write_file
 from simulations.reports.summary import Distribution, Summary, as_json, summarise
 from simulations.scenario import Scenario, WorldSpec, read_scenario
 from simulations.settings import parse_settings, with_settings
@@ -111,6 +111,8 @@ def run_compare(options: argparse.Namespace) -> int:
     scenario = arguments.read_scenario(options)
     worlds = [read_side(text, scenario.world) for text in (options.a, options.b)]
     titles = [f"{letter}: {text}"[:60] for letter, text in zip("AB", (options.a, options.b), strict=True)]
+    if options.report is not None:
+        check_place(options.report)
     records = compare(scenario, worlds, titles, read_cost(options))
     summaries = [summarise(record) for record in records]
     comparison = Comparison(differences=differences(worlds[0], worlds[1]), a=summaries[0], b=summaries[1])

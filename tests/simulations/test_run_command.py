@@ -70,7 +70,7 @@ def test_a_promise_that_is_broken_is_one_line_and_exit_code_1(
     )
     monkeypatch.setattr("simulations.frontend.Script.tokens", lambda *_: (0,))
     assert main(["run", str(file)]) == 1
-    assert capsys.readouterr().err.startswith("a promise is broken: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("a promise is broken: ")
 
 
 def spoiled(**changes: object) -> dict:
@@ -126,3 +126,41 @@ def test_every_named_scenario_can_be_written_down() -> None:
     for scenario in SCENARIOS.values():
         scenario.check()
         assert msgspec.json.decode(msgspec.json.encode(scenario), type=Scenario) == scenario
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("simulations.run_command.run_scenario", lambda *_a, **_k: pytest.fail("it ran"))
+    assert main(["run", "chat", "--report", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_run_that_is_cut_short_breaks_no_promise(capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", "chat", "--set", "until_s=0.5"]) == 1
+    err = capsys.readouterr().err
+    assert "stopped by until_s: " in err
+    assert "promise" not in err
+    assert "the device is made up" in err
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_args: object, **_kwargs: object) -> None:
+        raise BaseExceptionGroup("tasks", [KeyboardInterrupt()])
+
+    monkeypatch.setattr("simulations.run_command.run_scenario", stopped)
+    assert main(["run", "chat"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].endswith("stopped by Ctrl-C, nothing is reported")
+
+
+def test_workloads_as_the_documents_have_them(capsys: pytest.CaptureFixture) -> None:
+    for arguments in (
+        ["--rate", "5", "--requests", "10"],
+        ["--users", "3", "--requests", "10", "--think", "2"],
+        ["--sessions", "3", "--rate", "1", "--turns", "uniform:1:3", "--think", "1"],
+    ):
+        assert main(["run", "chat", *arguments]) == 0
+        assert told(capsys)["num_finished"] >= 3
+    assert main(["run", "chat", "--users", "3", "--rate", "5"]) == 2
+    assert "--rate means nothing for this workload (users)" in capsys.readouterr().err
