@@ -92,12 +92,14 @@ def test_a_worker_that_is_killed_costs_one_batch(tmp_path: Path) -> None:
     assert "batch 'first' failed" in perf.log
 
 
-def test_ctrl_c_leaves_no_result_and_no_worker(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_worker_and_a_result_that_says_so(tmp_path: Path) -> None:
     with running(tmp_path, (0, 100_000)) as perf:
         perf.wait_until_it_measures()
         worker = perf.worker()
         perf.process.send_signal(signal.SIGINT)
         assert perf.wait() == 130, perf.log
         eventually(lambda: not is_running(worker))
-    assert not (tmp_path / "model_perf_result.json").exists()
+    result = json.loads((tmp_path / "model_perf_result.json").read_text())
+    assert result["interrupted"]
+    assert result["skipped"] == ["first", "second"]
     assert "Traceback" not in perf.log
