@@ -30,9 +30,9 @@ from ksana.scheduling.settings import SchedulerSettings
 from ksana.shown import shown_path
 from ksana.stores.store import store_place
 from ksana.tokenizers import Tokenizer, load_tokenizer
+from ksana.tokenizers.template_limits import MAX_TEMPLATE_BYTES
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
-MAX_TEMPLATE_BYTES = 4 << 20
 _FLOAT32_BYTES = 4
 KV_FORMAT = 1
 """Of blocks in a store. To be raised whenever their bytes mean something else."""

@@ -20,11 +20,13 @@ from tokenizers import Tokenizer as Backend
 from ksana.errors import ModelLoadError
 from ksana.input_file import read_input
 from ksana.json_object import read_json_object
+from ksana.models.fields import MAX_END_TOKENS
 from ksana.shown import shown
 from ksana.tokenizers.chat_template import ChatTemplate
 from ksana.tokenizers.guarded_encoding import check_added, load_backend
 from ksana.tokenizers.pieces import pieces_of
 from ksana.tokenizers.post_processing import change_bos_eos
+from ksana.tokenizers.template_limits import MAX_TEMPLATE_BYTES
 from ksana.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from ksana.tokenizers.vocabulary_limits import (
     MAX_TOKEN_ID,
@@ -34,8 +36,6 @@ from ksana.tokenizers.vocabulary_limits import (
 )
 
 _MAX_JSON_BYTES = 32 << 20
-_MAX_TEMPLATE_BYTES = 4 << 20
-_MAX_END_TOKENS = 256
 _ID = re.compile(r"[0-9]{1,9}", re.ASCII)
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_ROLES = ("additional_special_tokens", "extra_special_tokens")
@@ -154,7 +154,7 @@ def _listed(value: Any) -> list[Any]:
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     alone = directory / "chat_template.jinja"
     if os.path.lexists(alone):
-        content = read_input(alone, _MAX_TEMPLATE_BYTES, f"{alone}:", error=ModelLoadError, pipes=False)
+        content = read_input(alone, MAX_TEMPLATE_BYTES, f"{alone}:", error=ModelLoadError, pipes=False)
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -180,7 +180,7 @@ def _eos_ids(directory: Path, backend: Backend, named: Mapping[str, str]) -> tup
         value = _read_json(directory / name).get("eos_token_id")
         named_ids = value if isinstance(value, list) else [value]
         wrong = [i for i in named_ids if i is not None and not _is_id(i)]
-        if wrong or len(named_ids) > _MAX_END_TOKENS:
+        if wrong or len(named_ids) > MAX_END_TOKENS:
             what = f"holds {shown(wrong[0])}, no token id" if wrong else f"lists {len(named_ids)} tokens"
             raise ModelLoadError(f"{directory / name}: eos_token_id {what}")
         ids += named_ids

@@ -11,6 +11,8 @@ from __future__ import annotations
 from jinja2 import Environment, nodes
 from jinja2.exceptions import TemplateSyntaxError
 
+MAX_TEMPLATE_BYTES = 4 << 20
+"""Of a file that holds nothing but a template, before it is read as text."""
 MAX_TEMPLATE_CHARS = 400_000
 MAX_TOKENS = 40_000
 MAX_NODES = 20_000
