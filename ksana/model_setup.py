@@ -136,6 +136,7 @@ class ModelSetup:
 
     def loader_settings(self, num_slots: int) -> LoaderSettings:
         config = self.cache_config()
+        load_s = float(self.settings.remote_cache_timeout)
         return LoaderSettings(
             identity=config.chain_identity,
             block_size=config.block_size,
@@ -144,6 +145,10 @@ class ModelSetup:
             window_blocks=config.window_blocks if config.has_swa else 0,
             window_open_at_start=config.window_open_at_start,
             num_slots=num_slots,
+            # A store that may take longer over a load may take longer over each part of it.
+            find_timeout_s=max(1.0, load_s / 5),
+            fetch_timeout_s=max(2.0, load_s * 2 / 5),
+            save_timeout_s=max(10.0, load_s * 2),
             write_back=self.settings.remote_write_back,
         )
 

@@ -68,6 +68,17 @@ def test_each_part_is_told_the_same_numbers(tmp_path: Path) -> None:
     assert scheduler.plan_ahead == cache.plan_ahead
 
 
+@pytest.mark.parametrize(
+    ("load_s", "find_s", "fetch_s", "save_s"), [(1, 1, 2, 10), (5, 1, 2, 10), (60, 12, 24, 120)]
+)
+def test_a_store_that_may_be_slow_is_given_time_for_each_order(
+    load_s: int, find_s: float, fetch_s: float, save_s: float, tmp_path: Path
+) -> None:
+    settings = Settings(model="x", remote_cache="file:///nowhere", remote_cache_timeout=load_s)
+    loader = set_up(settings, model_files(tiny_llama_dir(tmp_path))).loader_settings(num_slots=8)
+    assert (loader.find_timeout_s, loader.fetch_timeout_s, loader.save_timeout_s) == (find_s, fetch_s, save_s)
+
+
 def test_lengths(tmp_path: Path) -> None:
     files = model_files(tiny_llama_dir(tmp_path))
     whole = set_up(Settings(model="x", kv_cache_memory="64MiB"), files)

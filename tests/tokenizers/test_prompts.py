@@ -63,7 +63,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
     start_s = time.thread_time()
     with pytest.raises(RequestError):
         ENCODER.encode(TextPrompt(text="ab " * 10_000_000))
-    assert time.thread_time() - start_s < 0.1
+    assert time.thread_time() - start_s < 1  # tokenizing it takes five seconds
 
 
 def test_tokens_that_the_model_has_no_embedding_for_are_refused() -> None:
