@@ -50,6 +50,10 @@ class ServerProcess:
         assert self._process.stderr is not None
         self._lines.extend(iter(self._process.stderr.readline, ""))
 
+    def _read_to_the_end(self) -> None:
+        self._reader.join(PATIENCE_S)
+        assert not self._reader.is_alive(), "something that it started still runs and holds its stderr"
+
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -80,7 +84,7 @@ class ServerProcess:
         def found() -> re.Match[str] | None:
             ended = self._process.poll() is not None
             if ended:
-                self._reader.join()
+                self._read_to_the_end()
             match = re.search(pattern, self.log, re.MULTILINE)
             assert match or not ended, f"ended without {pattern!r}:\n{self.log}"
             return match
@@ -118,14 +122,18 @@ class ServerProcess:
     def send_signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    @property
-    def workers(self) -> list[int]:
-        """The process ids of its workers that are alive. It may have other children for a moment, such as
-        the ldconfig that Python asks for libraries."""
+    def children_that_run(self, program: str) -> list[int]:
+        """The process ids of its children that are alive and have `program` in their command line. A server
+        may have others for a moment, such as the ldconfig that Python asks for libraries."""
         children: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             children += [int(child) for child in (task / "children").read_text().split()]
-        return [child for child in children if is_running(child) and _is_worker(child)]
+        return [child for child in children if is_running(child) and program in _command_line(child)]
+
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of its workers that are alive."""
+        return self.children_that_run("ksana.devices.worker")
 
     def the_worker(self) -> int:
         """The process id of the one worker, once there is exactly one."""
@@ -134,7 +142,7 @@ class ServerProcess:
     def wait(self, timeout_s: float = PATIENCE_S) -> tuple[int, str, str]:
         """Exit code, stdout and stderr, when it has ended by itself or by a signal sent before."""
         code = self._process.wait(timeout=timeout_s)
-        self._reader.join()
+        self._read_to_the_end()
         assert self._process.stdout is not None
         return code, self._process.stdout.read(), self.log
 
@@ -142,7 +150,7 @@ class ServerProcess:
         """End it in whatever state it is; its workers end with it."""
         self._process.kill()
         self._process.wait()
-        self._reader.join()
+        self._read_to_the_end()
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
@@ -174,11 +182,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def _is_worker(pid: int) -> bool:
+def _command_line(pid: int) -> str:
+    """Arguments separated by spaces; empty for a process that has ended."""
     try:
-        return b"ksana.devices.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
 
 
 def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:
