@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.models_for_tests import tiny_llama_gguf
-from tests.server.process import ServerProcess, eventually, is_running
+from tests.processes import children_that_run, eventually, is_running
+from tests.server.process import ServerProcess
 
 REPOSITORY = Path(__file__).parent.parent
 BODY = {"prompt": "a", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -49,7 +50,7 @@ def make(tmp_path: Path) -> Iterator[ServerProcess]:
 
 def served(make: ServerProcess) -> list[int]:
     """The process ids of the servers that are make's own children."""
-    return make.children_that_run("scripts/serve.py")
+    return children_that_run("scripts/serve.py", make.pid)
 
 
 def test_the_server_is_makes_own_child(make: ServerProcess) -> None:

@@ -20,7 +20,8 @@ from ksana.perf.result import PerfResult, read_result
 from tests.costs.profiles import write_profile
 from tests.costs.test_profile_cost import shape
 from tests.models_for_tests import smollm2_gguf, tiny_gemma3_dir, tiny_llama_gguf
-from tests.server.process import COMMAND, PATIENCE_S
+from tests.processes import PATIENCE_S
+from tests.server.process import COMMAND
 
 SMALL = ("--max-model-len", "128", "--max-num-batched-tokens", "32", "--kv-cache-memory", "1MiB")
 DECODES = {"name": "decodes", "requests": [{"sequence_len": 50, "forwarding_token_num": 1, "request_num": 4}]}

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,118 +15,51 @@ import pytest
 
 from ksana.cli.main import main
 from tests.models_for_tests import tiny_llama_gguf
-
-START_TIMEOUT_S = 120
-
-
-class Server:
-    """A `ksana serve` process; its stderr is collected by a thread."""
-
-    def __init__(self, *argv: str, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ksana.cli.main", "serve", *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "KSANA_KERNELS": "reference", **environ},
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(iter(self.process.stderr.readline, ""))
-
-    def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> re.Match[str]:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            ended = self.process.poll() is not None
-            if match := re.search(pattern, "".join(self.lines)):
-                return match
-            assert not ended, "".join(self.lines)
-            time.sleep(0.02)
-        raise AssertionError(f"no {pattern!r} in {timeout_s} s:\n" + "".join(self.lines))
-
-    @property
-    def url(self) -> str:
-        return self.wait_for(r"address +(http://\S+)")[1]
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr."""
-        code = self.process.wait(timeout=60)
-        self._reader.join()
-        assert self.process.stdout is not None
-        with self.process.stdout as stdout:
-            return code, stdout.read(), "".join(self.lines)
+from tests.processes import eventually, is_running
+from tests.server.process import ServerProcess
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Makes a server of a tiny model, with more arguments and variables of the environment."""
     model = tiny_llama_gguf(tmp_path)
-    servers: list[Server] = []
+    servers: list[ServerProcess] = []
 
-    def start(*argv: str, **environ: str) -> Server:
-        server = Server(str(model), "--port", "0", "--kv-cache-memory", "2MiB", *argv, **environ)
+    def start(*argv: str, **environ: str) -> ServerProcess:
+        arguments = (str(model), "--port", "0", "--kv-cache-memory", "2MiB", *argv)
+        server = ServerProcess(*arguments, environ={"KSANA_KERNELS": "reference", **environ})
         servers.append(server)
         return server
 
     yield start
     for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait()
-
-
-def long_request(server: Server) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=60, trust_env=False)
+        server.kill()
 
 
 BODY = {"prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True, "temperature": 0}
 
 
-def children_of(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()]
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process does anything still; the remains of one that nobody has reaped do not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def all_end(pids: list[int], within_s: float = 5) -> bool:
-    deadline = time.monotonic() + within_s
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(is_running, pids))
-
-
 @pytest.mark.slow
-def test_it_says_what_it_serves_and_drains(start: Callable[..., Server]) -> None:
+def test_it_says_what_it_serves_and_drains(start: Callable[..., ServerProcess]) -> None:
     server = start("--served-model-name", "tiny", "--drain-timeout", "30")
     url = server.url
-    command = shlex.split(server.wait_for(r"try +(curl .*)")[1])
+    command = shlex.split(server.wait_for_line(r"try +(curl .*)")[1])
     body = command[command.index("-d") + 1]
     answer = httpx.post(
         command[1], content=body, headers={"Content-Type": "application/json"}, timeout=60, trust_env=False
     )
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == "tiny"
-    with long_request(server) as client, client.stream("POST", "/v1/completions", json=BODY) as stream:
+    with server.http() as client, client.stream("POST", "/v1/completions", json=BODY) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_for("SIGTERM: no new requests")
+        server.send_signal(signal.SIGTERM)
+        server.wait_for_line("SIGTERM: no new requests")
         # A stream that runs goes on to its end; what comes now is refused.
         with pytest.raises(httpx.HTTPError):
             httpx.post(f"{url}/v1/completions", json=BODY, trust_env=False).raise_for_status()
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    code, out, err = server.end()
+    code, out, err = server.wait(60)
     assert code == 0, err
     assert out == ""
     assert "Traceback" not in err
@@ -139,58 +68,54 @@ def test_it_says_what_it_serves_and_drains(start: Callable[..., Server]) -> None
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_streams_and_leaves_no_worker(start: Callable[..., Server]) -> None:
+def test_a_second_signal_ends_streams_and_leaves_no_worker(start: Callable[..., ServerProcess]) -> None:
     server = start("--max-num-seqs", "1")
-    workers = children_of(server.process.pid) if server.url else []
+    workers = server.workers if server.url else []
     assert len(workers) == 1
     endless = {**BODY, "max_tokens": 1000}
-    with long_request(server) as client, client.stream("POST", "/v1/completions", json=endless) as stream:
+    with server.http() as client, client.stream("POST", "/v1/completions", json=endless) as stream:
         lines = stream.iter_lines()
         next(lines)
         started = time.monotonic()
-        server.process.send_signal(signal.SIGINT)
-        server.wait_for("SIGINT: no new requests")
-        server.process.send_signal(signal.SIGINT)
-        code, _, err = server.end()
+        server.send_signal(signal.SIGINT)
+        server.wait_for_line("SIGINT: no new requests")
+        server.send_signal(signal.SIGINT)
+        code, _, err = server.wait(60)
         assert time.monotonic() - started < 10
         assert code == 130, err
         assert "Traceback" not in err
         rest = [line for line in lines if line]
     assert "[DONE]" in rest[-1] or "error" in rest[-1]
-    assert all_end(workers)
+    eventually(lambda: not any(map(is_running, workers)), 5)
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_loading(start: Callable[..., Server]) -> None:
+def test_ctrl_c_while_loading(start: Callable[..., ServerProcess]) -> None:
     server = start()
-    deadline = time.monotonic() + 30
-    while not children_of(server.process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    workers = children_of(server.process.pid)
-    server.process.send_signal(signal.SIGINT)
-    code, out, err = server.end()
+    workers = eventually(lambda: server.workers, 30)
+    server.send_signal(signal.SIGINT)
+    code, out, err = server.wait(60)
     assert (code, out) == (130, "")
     assert "Traceback" not in err
-    assert all_end(workers)
+    eventually(lambda: not any(map(is_running, workers)), 5)
 
 
 @pytest.mark.slow
-def test_a_key_from_the_environment_is_asked_for_and_not_shown(start: Callable[..., Server]) -> None:
+def test_a_key_from_the_environment_is_asked_for_and_not_shown(start: Callable[..., ServerProcess]) -> None:
     server = start(KSANA_API_KEY="hush-hush")
     url = server.url
     assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
     headers = {"Authorization": "Bearer hush-hush"}
     assert httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).status_code == 200
-    server.process.send_signal(signal.SIGTERM)
-    code, _, err = server.end()
+    server.send_signal(signal.SIGTERM)
+    code, _, err = server.wait(60)
     assert code == 0
     assert "hush-hush" not in err
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_start_is_explained(start: Callable[..., Server]) -> None:
-    code, out, err = start(KSANA_KERNELS="nonsense").end()
+def test_a_worker_that_cannot_start_is_explained(start: Callable[..., ServerProcess]) -> None:
+    code, out, err = start(KSANA_KERNELS="nonsense").wait(60)
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("ksana: the worker could not start")
     assert "KSANA_KERNELS is 'nonsense'" in err.splitlines()[-1]

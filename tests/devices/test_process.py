@@ -21,6 +21,7 @@ from ksana.devices.staging import StagingMemory
 from ksana.errors import ModelLoadError
 from ksana.messages.staging import CopyFromStaging, CopyToStaging, StagedBlock, StagingCopied
 from ksana.messages.steps import StepDone
+from tests.processes import is_running
 
 from .plans import edits, first_plan, next_plan, plan, row
 
@@ -44,13 +45,6 @@ async def backend(**options: object) -> AsyncIterator[ProcessBackend]:
             yield made
     finally:
         await made.stop()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def wait_until_gone(pid: int, within_s: float = 10) -> None:

@@ -9,18 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import openai
 
-T = TypeVar("T")
-
-PATIENCE_S = 120.0
-"""How long anything may take on a machine that is busy with other things. Not a statement about speed."""
+from tests.processes import PATIENCE_S, WORKER, children_that_run, eventually, read_to_the_end
 
 COMMAND = (sys.executable, "-m", "ksana.cli.main")
 ENTRY_POINT = (str(Path(sys.executable).with_name("ksana")),)
@@ -49,10 +45,6 @@ class ServerProcess:
     def _read(self) -> None:
         assert self._process.stderr is not None
         self._lines.extend(iter(self._process.stderr.readline, ""))
-
-    def _read_to_the_end(self) -> None:
-        self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), "something that it started still runs and holds its stderr"
 
     @property
     def pid(self) -> int:
@@ -84,7 +76,7 @@ class ServerProcess:
         def found() -> re.Match[str] | None:
             ended = self._process.poll() is not None
             if ended:
-                self._read_to_the_end()
+                read_to_the_end(self._reader)
             match = re.search(pattern, self.log, re.MULTILINE)
             assert match or not ended, f"ended without {pattern!r}:\n{self.log}"
             return match
@@ -122,18 +114,10 @@ class ServerProcess:
     def send_signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def children_that_run(self, program: str) -> list[int]:
-        """The process ids of its children that are alive and have `program` in their command line. A server
-        may have others for a moment, such as the ldconfig that Python asks for libraries."""
-        children: list[int] = []
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            children += [int(child) for child in (task / "children").read_text().split()]
-        return [child for child in children if is_running(child) and program in _command_line(child)]
-
     @property
     def workers(self) -> list[int]:
         """The process ids of its workers that are alive."""
-        return self.children_that_run("ksana.devices.worker")
+        return children_that_run(WORKER, self.pid)
 
     def the_worker(self) -> int:
         """The process id of the one worker, once there is exactly one."""
@@ -142,7 +126,7 @@ class ServerProcess:
     def wait(self, timeout_s: float = PATIENCE_S) -> tuple[int, str, str]:
         """Exit code, stdout and stderr, when it has ended by itself or by a signal sent before."""
         code = self._process.wait(timeout=timeout_s)
-        self._read_to_the_end()
+        read_to_the_end(self._reader)
         assert self._process.stdout is not None
         return code, self._process.stdout.read(), self.log
 
@@ -150,7 +134,7 @@ class ServerProcess:
         """End it in whatever state it is; its workers end with it."""
         self._process.kill()
         self._process.wait()
-        self._read_to_the_end()
+        read_to_the_end(self._reader)
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
@@ -161,33 +145,6 @@ def post(path: str, body: Mapping[str, Any], *headers: str) -> bytes:
     data = json.dumps(body).encode()
     lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(data)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
-
-
-def eventually(
-    condition: Callable[[], T | None], timeout_s: float = PATIENCE_S, explain: Callable[[], str] | None = None
-) -> T:
-    """Wait until `condition()` is true, and return what it gave."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, explain() if explain else f"not within {timeout_s} s"
-        time.sleep(0.02)
-    return value
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process can still do anything; what is left of one that nobody has reaped cannot."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _command_line(pid: int) -> str:
-    """Arguments separated by spaces; empty for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:

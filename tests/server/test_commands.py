@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.models_for_tests import smollm2_gguf
+from tests.processes import PATIENCE_S, eventually
 from tests.server.conftest import Serve
-from tests.server.process import COMMAND, ENTRY_POINT, PATIENCE_S, ServerProcess, eventually
+from tests.server.process import COMMAND, ENTRY_POINT, ServerProcess
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 NO_PROXY = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}

@@ -14,8 +14,9 @@ import pytest
 
 from ksana.journal.reading import list_segments
 from ksana.journal.requests import recorded_requests
+from tests.processes import eventually
 from tests.server.conftest import Serve
-from tests.server.process import COMMAND, ServerProcess, eventually
+from tests.server.process import COMMAND, ServerProcess
 
 SECRET = "a text that nobody else would write"
 

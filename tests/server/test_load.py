@@ -17,8 +17,9 @@ import pytest
 import trio
 
 from tests.models_for_tests import tiny_gemma3_dir
+from tests.processes import PATIENCE_S, eventually
 from tests.server.conftest import Serve
-from tests.server.process import PATIENCE_S, ServerProcess, eventually, post
+from tests.server.process import ServerProcess, post
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 

@@ -17,7 +17,8 @@ import pytest
 
 from ksana.perf.result import read_result
 from tests.models_for_tests import tiny_llama_gguf
-from tests.server.process import COMMAND, PATIENCE_S, eventually, is_running
+from tests.processes import PATIENCE_S, WORKER, children_that_run, eventually, is_running, read_to_the_end
+from tests.server.process import COMMAND
 
 pytestmark = pytest.mark.slow
 
@@ -46,16 +47,11 @@ class PerfProcess:
         eventually(lambda: re.search(r"\| [0-9]+/[0-9]+ \[", self.log), explain=lambda: self.log)
 
     def worker(self) -> int:
-        children = [
-            int(child)
-            for task in Path(f"/proc/{self.process.pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-        return next(child for child in children if is_running(child))
+        return children_that_run(WORKER, self.process.pid)[0]
 
     def wait(self) -> int:
         code = self.process.wait(timeout=PATIENCE_S)
-        self._reader.join()
+        read_to_the_end(self._reader)
         return code
 
 

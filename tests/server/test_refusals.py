@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.processes import eventually
 from tests.server.conftest import KEY
-from tests.server.process import ServerProcess, eventually, post
+from tests.server.process import ServerProcess, post
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 

@@ -16,9 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.models_for_tests import smollm2_gguf
+from tests.processes import eventually
 from tests.redis_server import RedisServer
 from tests.server.conftest import Serve
-from tests.server.process import ServerProcess, eventually
+from tests.server.process import ServerProcess
 
 needs_redis = pytest.mark.needs_program("redis-server", "redis-server")
 BLOCK_SIZE = 16

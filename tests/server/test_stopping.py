@@ -21,8 +21,9 @@ import httpx
 import pytest
 
 from tests.models_for_tests import smollm2_gguf
+from tests.processes import PATIENCE_S, eventually, is_running
 from tests.server.conftest import TINY_FLAGS, Serve
-from tests.server.process import COMMAND, PATIENCE_S, ServerProcess, eventually, is_running
+from tests.server.process import COMMAND, ServerProcess
 
 ENDLESS = {"prompt": "a", "max_tokens": 2000, "temperature": 0, "ignore_eos": True, "stream": True}
 

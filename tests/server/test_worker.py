@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from tests.models_for_tests import smollm2_gguf
+from tests.processes import eventually, is_running
 from tests.server.conftest import TINY_FLAGS, Serve
-from tests.server.process import ServerProcess, eventually, is_running
+from tests.server.process import ServerProcess
 
 STALL_S = 5
 

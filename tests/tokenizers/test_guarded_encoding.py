@@ -21,6 +21,7 @@ from ksana.tokenizers.guarded_encoding import (
     GuardedEncoding,
     load_backend,
 )
+from tests.processes import eventually, is_running
 from tests.tokenizers.exploding_tokenizers import (
     EXPLODING,
     GOOD,
@@ -222,17 +223,7 @@ class TestTheProcess:
             assert os.getsid(pid) == pid
             time.sleep(0.2)
             parent.kill()
-        deadline_s = time.monotonic() + GENEROUS_S
-        while is_running(pid):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        eventually(lambda: not is_running(pid), GENEROUS_S)
 
 
 class TestLoading:
