@@ -127,7 +127,7 @@ class BlockAllocator:
     def _planned(self, answer: BlocksPlanned) -> list[Said]:
         """A batch is done. Its filled blocks are whole only now, sliding layers included."""
         said: list[Said] = [("scheduler", answer)]
-        filled = self.fa.take_filled()
+        filled = self.fa.filled.take()
         if filled:
             message = BlocksFilled(pool_epoch=answer.pool_epoch, blocks=filled)
             said.append(("remote_cache_loader", message))
@@ -148,8 +148,10 @@ class BlockAllocator:
     def check(self) -> None:
         """Everything that holds inside this actor, O(pool)."""
         self.fa.check()
-        if not self.is_batch_open and (self.fa.evicted or self.fa.filled or self.fa.filled_if_fixed):
-            raise InvariantViolated(f"nobody was told: {self.fa.evicted} evicted, {self.fa.filled} filled")
+        if not self.is_batch_open and (self.fa.evicted or not self.fa.filled.is_empty):
+            raise InvariantViolated(
+                f"nobody was told: {self.fa.evicted} evicted, {self.fa.filled.snapshot()} filled"
+            )
 
     def check_touched(self) -> None:
         """After a message: pool sums, and the requests that the last PlanBlocks named, O(their blocks)."""

@@ -110,7 +110,7 @@ class BlockPlanning:
         self.swa_use = done.swa_use
         self.is_swa_use_known = True
         self.fa.totals.num_swa_evictions = done.num_evictions
-        self.fa.drop_unfixed(done.fixed)
+        self.fa.filled.drop_unfixed(done.fixed)
         return self._answer(batch, done)
 
     def _update_all(self, batch: _OpenBatch) -> list[SwaUpdate]:

@@ -10,8 +10,8 @@ import msgspec
 from ksana.cache.block_pool import BlockAllocatorGroupInterface, BlockPool, PoolSnapshot
 from ksana.cache.cache_config import CacheConfig, ceil_div
 from ksana.cache.cached_request import CachedRequest
-from ksana.cache.chain_keys import block_key, little_endian_bytes, root_key
 from ksana.cache.fa_checks import check_all, check_requests
+from ksana.cache.filled_blocks import FilledBlocks
 from ksana.cache.loading_request import LoadingRequest
 from ksana.cache.prefix_tree import TOKEN_BYTES, Parent, PrefixTree, TreeSnapshot, token_bytes
 from ksana.errors import InvariantViolated
@@ -94,10 +94,8 @@ class FaCache:
         holder for each block in here."""
         self.num_set_aside = 0
         """Blocks that admission promised to requests, loading ones included, and that they have not taken."""
-        self.filled: dict[int, FilledBlock] = {}
-        """By block id, in order: computed since the last `take_filled`; only with `write_back`."""
-        self.filled_if_fixed: set[int] = set()
-        """Those of `filled` that stood in the tree before: of worth only if their SWA block is new."""
+        self.filled = FilledBlocks(config)
+        """Empty unless blocks are written back."""
         self.evicted: list[FaBlock] = []
         """Since the last `take_evicted`; only with sliding layers, which alone ask."""
 
@@ -128,7 +126,9 @@ class FaCache:
         if self.config.enable_prefix_caching:
             for index in full:
                 if index < request.num_cached_blocks:
-                    self._offer_if_fixed(request, index)
+                    if self.config.write_back and self.config.has_swa:
+                        block = self.fa_block(request.fa_block_ids[index])
+                        self.filled.offer_if_fixed(request, index, block)
                     continue
                 edit = self.append_filled_cached_block(request, index)
                 if edit is not None:
@@ -150,39 +150,12 @@ class FaCache:
         if equal is None:
             self.tree.insert(parent, key, own)
             if self.config.write_back:
-                self._offer(request, index)
+                self.filled.offer(request, index, self.fa_block(own))
             return None
         self.pool.share(equal)
         request.fa_block_ids[index] = equal
         self.pool.release((own,), request.last_step_id)
         return BlockTableEdit(index=index, block_id=equal)
-
-    def _offer_if_fixed(self, request: CachedRequest, index: int) -> None:
-        """A matched block was computed again, for its SWA block: the store may lack that one, or have it
-        damaged. Whether the pool had it, the SWA cache manager will say (see `drop_unfixed`)."""
-        block_id = request.fa_block_ids[index]
-        if self.config.write_back and self.config.has_swa and block_id not in self.filled:
-            self._offer(request, index)
-            self.filled_if_fixed.add(block_id)
-
-    def drop_unfixed(self, fixed: Iterable[int]) -> None:
-        """The SWA cache manager has said for which FA blocks a computed SWA block is new."""
-        for block_id in self.filled_if_fixed.difference(fixed):
-            del self.filled[block_id]
-        self.filled_if_fixed.clear()
-
-    def _offer(self, request: CachedRequest, index: int) -> None:
-        """Remember a block for the remote store. Chain keys go on from the last one that was needed."""
-        if request.num_chained < 0:
-            request.chain_key = root_key(self.config.chain_identity, request.cache_salt)
-            request.num_chained = 0
-        size = self.config.block_size * TOKEN_BYTES
-        for end in range((request.num_chained + 1) * size, (index + 1) * size + 1, size):
-            tokens = little_endian_bytes(bytes(request.tokens[end - size : end]))
-            request.chain_key = block_key(request.chain_key, tokens)
-        request.num_chained = index + 1
-        block = self.fa_block(request.fa_block_ids[index])
-        self.filled[block.fa_block_id] = FilledBlock(block=block, chain_key=request.chain_key, index=index)
 
     def release_request(self, request_id: RequestId) -> CachedRequest:
         """The request ended, was preempted, or gives up what a load has brought: its full blocks stay as
@@ -364,12 +337,6 @@ class FaCache:
         self.evicted.clear()
         return evicted
 
-    def take_filled(self) -> tuple[FilledBlock, ...]:
-        """The blocks to be written back since the last call."""
-        filled = tuple(self.filled.values())
-        self.filled.clear()
-        return filled
-
     def check(self, request_ids: Iterable[RequestId] | None = None) -> None:
         """The invariants of these requests, O(their blocks); of everything, O(pool), if None."""
         check_requests(self, self.requests if request_ids is None else request_ids)
@@ -380,6 +347,7 @@ class FaCache:
 
     def snapshot(self) -> FaSnapshot:
         """The whole state as plain values, which later changes do not touch."""
+        filled, filled_if_fixed = self.filled.snapshot()
         return {
             "pool": self.pool.snapshot(),
             "tree": self.tree.snapshot(),
@@ -387,8 +355,8 @@ class FaCache:
             "loads": [load.copy() for load in self.loads.values()],
             "holds": {hold_id: list(block_ids) for hold_id, block_ids in self.holds.items()},
             "hold_counts": dict(self.hold_counts),
-            "filled": list(self.filled.values()),
-            "filled_if_fixed": sorted(self.filled_if_fixed),
+            "filled": filled,
+            "filled_if_fixed": filled_if_fixed,
             "evicted": list(self.evicted),
         }
 
@@ -402,7 +370,6 @@ class FaCache:
         self.hold_counts = dict(snapshot["hold_counts"])
         self.num_set_aside = sum(r.num_set_aside for r in self.requests.values())
         self.num_set_aside += sum(load.num_set_aside for load in self.loads.values())
-        self.filled = {filled.block.fa_block_id: filled for filled in snapshot["filled"]}
-        self.filled_if_fixed = set(snapshot["filled_if_fixed"])
+        self.filled.restore(snapshot["filled"], snapshot["filled_if_fixed"])
         self.evicted = list(snapshot["evicted"])
         self.check()

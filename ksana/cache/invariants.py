@@ -17,10 +17,11 @@ def check_together(allocator: BlockAllocator, manager: SWACacheManager | None) -
     if manager is None:
         return
     manager.check()
-    if sorted(allocator.fa.requests) != sorted(manager.requests):
-        raise InvariantViolated(f"running: {sorted(allocator.fa.requests)}, {sorted(manager.requests)}")
+    tables = manager.tables.requests
+    if sorted(allocator.fa.requests) != sorted(tables):
+        raise InvariantViolated(f"running: {sorted(allocator.fa.requests)}, {sorted(tables)}")
     for request_id, request in allocator.fa.requests.items():
-        _check_window(allocator, manager, request, manager.requests[request_id])
+        _check_window(allocator, manager, request, tables[request_id])
     _check_loads(allocator, manager)
     for entry in manager.cache.fixed_entries():
         if entry.fa_block_id not in allocator.fa.tree:

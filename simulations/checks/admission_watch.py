@@ -9,6 +9,7 @@ from ksana.cache.block_allocator import BlockAllocator
 from ksana.cache.cache_config import CacheConfig
 from ksana.cache.fa_cache import FaCache
 from ksana.cache.swa_manager import UNKNOWN_BUDGET, SWACacheManager
+from ksana.cache.swa_tables import SwaTables
 from ksana.messages.swa import SwaDemand, SwaGranted, SwaRefused
 from ksana.messages.swa_remote import SwaAnswer, SwaCall, SwaConfirm, SwaConfirmed, SwaProbe
 from simulations.checks.promises import BrokenPromise
@@ -25,15 +26,21 @@ class AdmissionWatch:
         self._spec = spec
         self._fa: FaCache | None = None
         self._manager: SWACacheManager | None = None
+        self._tables: SwaTables | None = None
 
     def attach(self, allocator: BlockAllocator, manager: SWACacheManager | None) -> None:
         """Look at the pools there are now; a reset makes new ones. Cheap when they are looked at already."""
         if self._fa is not allocator.fa:
             self._fa = allocator.fa
             _watch_fa(self._fa)
-        if manager is not None and self._manager is not manager:
+        if manager is None:
+            return
+        if self._manager is not manager:
             self._manager = manager
             _watch_swa(manager, self._spec.max_num_batched_tokens)
+        if self._tables is not manager.tables:
+            self._tables = manager.tables
+            _watch_swa_tables(self._tables, self._spec.max_num_batched_tokens)
 
 
 def check_lapsed(allocator: BlockAllocator, manager: SWACacheManager) -> None:
@@ -52,7 +59,7 @@ def check_lapsed(allocator: BlockAllocator, manager: SWACacheManager) -> None:
     for request_id, request in allocator.fa.requests.items():
         if not request.num_reserved_tokens or request.is_confirmed:
             continue
-        swa = manager.requests[request_id]
+        swa = manager.tables.requests[request_id]
         num_blocks = -(-request.num_reserved_tokens // allocator.config.block_size)
         if swa.end_index > num_blocks and swa.num_reserved:
             raise BrokenPromise(
@@ -83,17 +90,28 @@ def _keeping_promises(name: str, take: Callable[_P, _R], room: Callable[[], int]
     return checked
 
 
-def _watch_swa(manager: SWACacheManager, budget: int) -> None:
-    take_for_new, confirm, answer_call = manager._take_for_new, manager._confirm, manager._call
+def _watch_swa_tables(tables: SwaTables, budget: int) -> None:
+    take_for_new = tables.take_for_new
 
     def new(demand: SwaDemand, left: int, step_budget: int) -> SwaGranted | SwaRefused:
         outcome = take_for_new(demand, left, step_budget)
         if isinstance(outcome, SwaGranted):
             end = max(outcome.start + outcome.num_tokens, demand.num_reserved_tokens)
             chunk = min(budget, demand.num_total_tokens - outcome.start)
-            request = manager.requests[demand.request_id]
-            check_reserved(manager.config, request.num_reserved, request.first_index, end, chunk)
+            request = tables.requests[demand.request_id]
+            check_reserved(tables.config, request.num_reserved, request.first_index, end, chunk)
         return outcome
+
+    def room() -> int:
+        return tables.room
+
+    setattr(tables, "take_for_new", _keeping_promises("take_for_new", new, room))  # noqa: B010
+    for_confirmed = _keeping_promises("take_for_confirmed", tables.take_for_confirmed, room)
+    setattr(tables, "take_for_confirmed", for_confirmed)  # noqa: B010
+
+
+def _watch_swa(manager: SWACacheManager, budget: int) -> None:
+    confirm, answer_call = manager._confirm, manager._call
 
     def confirmed(call: SwaConfirm) -> SwaConfirmed:
         answer = confirm(call)
@@ -101,7 +119,7 @@ def _watch_swa(manager: SWACacheManager, budget: int) -> None:
         if manager._step_budget != UNKNOWN_BUDGET:  # else no step was planned yet
             chunk = min(budget, chunk)
         end = max(call.num_total_tokens, call.num_reserved_tokens)
-        request = manager.requests[call.request_id]
+        request = manager.tables.requests[call.request_id]
         check_reserved(manager.config, request.num_reserved, request.first_index, end, chunk)
         return answer
 
@@ -116,12 +134,6 @@ def _watch_swa(manager: SWACacheManager, budget: int) -> None:
             check_reserved(manager.config, num_reserved, 0, end, chunk)
         return answers
 
-    def room() -> int:
-        return manager._room
-
-    setattr(manager, "_take_for_new", _keeping_promises("_take_for_new", new, room))  # noqa: B010
-    for_confirmed = _keeping_promises("_take_for_confirmed", manager._take_for_confirmed, room)
-    setattr(manager, "_take_for_confirmed", for_confirmed)  # noqa: B010
     setattr(manager, "_confirm", confirmed)  # noqa: B010
     setattr(manager, "_call", called)  # noqa: B010 - methods, to mypy
 

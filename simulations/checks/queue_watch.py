@@ -217,7 +217,7 @@ class QueueWatch:
             return True
         swa = cores.manager
         peak = swa.config.num_swa_peak(num_blocks, min(self._spec.max_num_batched_tokens, num_prompt))
-        return peak <= swa.cache.room - swa.num_set_aside
+        return peak <= swa.cache.room - swa.tables.num_set_aside
 
     def _check_asked(self, plan: PlanBlocks, *, is_well: bool) -> None:
         """When blocks are given back, or a request is back from its load, the next plan with a place in it

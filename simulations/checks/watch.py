@@ -219,8 +219,8 @@ class EngineWatch:
         if cores.allocator.fa.num_set_aside:
             raise BrokenPromise(f"{cores.allocator.fa.num_set_aside} blocks are set aside for nobody")
         left = leftovers(cores.scheduler.snapshot())
-        if cores.manager is not None and cores.manager.num_set_aside:
-            raise BrokenPromise(f"{cores.manager.num_set_aside} SWA blocks are set aside for nobody")
+        if cores.manager is not None and cores.manager.tables.num_set_aside:
+            raise BrokenPromise(f"{cores.manager.tables.num_set_aside} SWA blocks are set aside for nobody")
         if left:
             raise BrokenPromise(f"the scheduler has no work and still remembers {', '.join(left)}")
         if self.engine.remote is not None and self.engine.remote.status().num_loading:

@@ -270,7 +270,7 @@ def test_everything_comes_back_from_every_state(state: str, by: str) -> None:
         return
     for pool in (loads.allocator.fa.pool, loads.manager.cache.pool):
         assert pool.num_free + pool.num_cached == pool.num_blocks
-    assert loads.manager.num_set_aside == loads.manager.loading.num_set_aside == 0
+    assert loads.manager.tables.num_set_aside == loads.manager.loading.num_set_aside == 0
     assert loads.valid(PROMPT) == ("001111111" if state == "confirmed" else "00111")
 
 

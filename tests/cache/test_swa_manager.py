@@ -266,9 +266,9 @@ def test_admission_counts_the_swa_blocks_that_a_prompt_will_need() -> None:
 def test_what_is_set_aside_is_free_again_when_the_prompt_is_computed() -> None:
     pair = Pair(num_swa=12)
     pair.plan(new(1, PROMPT[:64], 16, reserved=64), token_budget=64)
-    assert pair.manager.num_set_aside == 3
+    assert pair.manager.tables.num_set_aside == 3
     pair.plan(more(1, 16, 48), updates=(done(1, 16),))
-    assert pair.manager.num_set_aside == 0
+    assert pair.manager.tables.num_set_aside == 0
 
 
 def test_hits_count_once_per_request() -> None:
@@ -386,7 +386,7 @@ def test_checks_after_a_message_notice_a_lost_reference() -> None:
     pair.allocator.fa.pool.release(pair.allocator.fa.requests[1].fa_block_ids[:1], 0)
     with pytest.raises(InvariantViolated, match="not referenced"):
         pair.allocator.check_touched()
-    pair.manager.cache.pool.release([pair.manager.requests[1].entries[0].swa_block_id], 0)
+    pair.manager.cache.pool.release([pair.manager.tables.requests[1].entries[0].swa_block_id], 0)
     with pytest.raises(InvariantViolated, match="nobody owns"):
         pair.manager.check_touched()
 

@@ -28,7 +28,7 @@ def test_what_is_set_aside_lapses_when_a_request_grows_past_it() -> None:
     for start in range(10, 18):
         both.plan(more(1, start))
         check_lapsed(both.allocator, both.manager)
-    request = both.manager.requests[1]
+    request = both.manager.tables.requests[1]
     assert request.end_index == 5
     assert request.num_reserved == 0
     request.num_reserved = 3  # as it was
@@ -56,15 +56,16 @@ def test_what_a_request_can_need(first: int, end: int, chunk: int, plan_ahead: b
 
 def test_too_much_set_aside_is_noticed_when_the_request_is_let_in() -> None:
     both = pair()
-    manager, take_for_new = both.manager, both.manager._take_for_new
+    tables = both.manager.tables
+    take_for_new = tables.take_for_new
 
     def greedy(demand: SwaDemand, budget: int, step_budget: int) -> SwaGranted | SwaRefused:
         outcome = take_for_new(demand, budget, step_budget)
-        manager.requests[demand.request_id].num_reserved += 1
+        tables.requests[demand.request_id].num_reserved += 1
         return outcome
 
-    setattr(manager, "_take_for_new", greedy)  # noqa: B010 - a method, to mypy
-    AdmissionWatch(ENGINE).attach(both.allocator, manager)
+    setattr(tables, "take_for_new", greedy)  # noqa: B010 - a method, to mypy
+    AdmissionWatch(ENGINE).attach(both.allocator, both.manager)
     with pytest.raises(BrokenPromise, match="5 SWA blocks are reserved from block 0 to token 14"):
         both.plan(new(1, tuple(range(10)), reserved=14))
 
